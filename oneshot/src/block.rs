@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::TensorId;
 use burn::module::Module;
-use burn_lean_graph::{Graph, Product, Tensors, Walk};
+use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
 use burn_lean_reparam::each_float;
 
 use crate::structure::Structure;
@@ -79,11 +79,10 @@ pub(crate) fn blocks<O: Tensors>(
     };
     let products = walk.products();
     // Tables that rows are taken of, by an embedding or by their indices (`select`).
-    let looked_up = walk.graph().nodes().filter(|node| node.looks_up());
-    let embedded: HashSet<_> = looked_up
-        .flat_map(|node| node.parameters())
-        .map(|parameter| parameter.id)
-        .collect();
+    let mut embedded = HashSet::new();
+    for node in walk.graph().nodes().filter(Node::looks_up) {
+        embedded.extend(node.parameters().map(|parameter| parameter.id));
+    }
     let is_compressed = |product: &&Product| {
         let path = &product.parameter.path;
         !embedded.contains(&product.parameter.id)

@@ -11,6 +11,7 @@ mod image_set;
 mod support;
 
 mod batch;
+mod blocks;
 mod digits;
 mod embeddings;
 mod engine;

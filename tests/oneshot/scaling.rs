@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::oneshot::{Compressed, OneShot, Preset, Quantize, Rounding, Scaling};
 
 use crate::support::{cast, each_device, parameters, tensor, values, with_numbers};
@@ -220,4 +220,37 @@ fn awq_knows_the_inputs_of_a_model_in_half() {
     );
     assert_ne!(before, after);
     assert!(after.iter().all(|gain| gain.is_finite() && *gain > 0.0));
+}
+
+/// A table whose rows are selected, and that is multiplied in the end.
+#[derive(Module, Debug)]
+struct Tied {
+    table: Param<Tensor<2>>,
+    body: Linear,
+    norm: RmsNorm,
+}
+
+#[test]
+fn a_table_that_rows_are_selected_of_takes_no_factors() {
+    let device = Device::flex();
+    let model = Tied {
+        table: Param::from_tensor(tensor(1, [16, 8], &device)),
+        body: LinearConfig::new(8, 8).init(&device),
+        norm: RmsNormConfig::new(8).init(&device),
+    };
+    let model = with_numbers(model, 3);
+    let rows: Vec<i64> = (0..48).map(|row| row * 7 % 16).collect();
+    let rows = Tensor::<1, Int>::from_ints(&rows[..], &device);
+    let forward = |model: &Tied, x: Tensor<2>| {
+        let x = x + model.table.val().select(0, rows.clone());
+        let x = model.norm.forward(model.body.forward(x));
+        x.matmul(model.table.val().transpose())
+    };
+    let x = tensor::<2>(7, [48, 8], &device) * spread(&device).unsqueeze();
+    for scaling in [Scaling::SmoothQuant { alpha: 0.5 }, Scaling::Awq] {
+        let done = scaled(&model, &scaling, x.clone(), forward);
+        assert_eq!(values(done.model.table.val()), values(model.table.val()));
+        assert_eq!(done.report.layers.len(), 1);
+        assert_eq!(done.report.left, ["table"]);
+    }
 }
