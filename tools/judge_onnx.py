@@ -30,8 +30,6 @@ import onnxruntime
 
 def session(path, optimized):
     options = onnxruntime.SessionOptions()
-    # Without VNNI pairs of products of codes are added in 16 bits, where they saturate.
-    options.add_session_config_entry("session.x64quantprecision", "1")
     options.intra_op_num_threads = 1
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = (

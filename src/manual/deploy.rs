@@ -9,9 +9,6 @@
 //! | another runtime | [`Export::to_onnx`](crate::deploy::Export::to_onnx): ONNX, quantized with `Form::Qdq` |
 //! | fast on this CPU | `EngineConfig::compile` (feature `engine`); of a pruned model, too: it finds out which matrices are faster without their zeros |
 //!
-//! Quantized ONNX files in onnxruntime, on an x86 CPU without VNNI: set its session option
-//! `session.x64quantprecision` to `"1"`. Without it products of codes are added in pairs of 16 bits, which saturate.
-//!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::{Device, Distribution, Tensor};

@@ -160,8 +160,10 @@ fn the_file_has_codes_with_one_scale_for_each_channel() {
         let codes = quantized_weights(&net).unwrap();
         for (path, weight) in &codes {
             let stored = constant(&format!("{path}.codes"));
-            assert_eq!(stored.element(), ElementType::I8);
-            let bytes = stored.bytes().iter().map(|byte| i32::from(*byte as i8));
+            assert_eq!(stored.element(), ElementType::U8);
+            let zeros = constant(&format!("{path}.zero_point")).bytes();
+            assert!(zeros.iter().all(|zero| *zero == 128));
+            let bytes = stored.bytes().iter().map(|byte| i32::from(*byte) - 128);
             assert!(bytes.eq(weight.codes().iter().copied()), "{path}");
             let channels = weight.scale().len();
             assert_eq!(constant(&format!("{path}.scale")).shape(), [channels]);
@@ -379,7 +381,7 @@ fn a_transposed_convolution_has_codes_in_the_file_and_a_line_in_the_report() {
     };
     assert_eq!(
         constant("weight.codes"),
-        (ElementType::I8, vec![3, 4, 2, 2])
+        (ElementType::U8, vec![3, 4, 2, 2])
     );
     assert_eq!(constant("weight.scale"), (ElementType::F32, vec![4]));
     let layer = &written.layers[0];

@@ -36,12 +36,13 @@ pub enum Form {
     /// Codes with `DequantizeLinear`, and `QuantizeLinear` and `DequantizeLinear` where an
     /// activation is quantized. Runtimes fuse them into integer kernels.
     ///
-    /// On x86 CPUs without VNNI onnxruntime adds pairs of products of codes of 8 bits in 16, by default, and
-    /// they saturate: outputs are wrong without a word. There set its session option
-    /// `session.x64quantprecision` to `"1"`.
+    /// Codes of 8 bits are UINT8, of symmetric weights around 128: signed ones onnxruntime adds in pairs of
+    /// 16 bits on x86 CPUs without VNNI, where they saturate. In blocks, which it multiplies in floats, they
+    /// are INT8.
     #[default]
     Qdq,
-    /// Operators that compute in integers: `MatMulInteger`, `ConvInteger`.
+    /// Operators that compute in integers: `MatMulInteger`, `ConvInteger`, of INT8 weights. For runtimes
+    /// whose sums are exact, as the engine's are; onnxruntime's saturate on x86 CPUs without VNNI.
     Integer,
 }
 

@@ -166,15 +166,28 @@ impl Writer<'_> {
             of.reverse();
         }
         let joined = self.written_once(format!("stored {}", tensor.id), |writer| {
-            let element = code_type(codes);
-            let bytes = pack(&by_columns(&codes.codes, columns, turn), element);
+            // Without VNNI onnxruntime adds pairs of products with signed bytes in 16 bits, where they
+            // saturate. Blocks are not multiplied in integers.
+            let (element, shift) = match (code_type(codes), &codes.scale) {
+                (ElementType::I8, Spread::Tensor(_) | Spread::Axis(..)) => (ElementType::U8, 128),
+                (element, _) => (element, 0),
+            };
+            let shifted = |numbers: &[i32]| -> Vec<i32> {
+                let numbers = by_columns(numbers, columns, turn).into_iter();
+                numbers.map(|code| code + shift).collect()
+            };
+            let bytes = pack(&shifted(&codes.codes), element);
             let scales = by_columns(&scales, columns, turn);
             let mut names = vec![
                 writer.initializer(&format!("{path}.codes"), element, &of, bytes),
                 writer.floats(&format!("{path}.scale"), &shape, &scales),
             ];
-            if !codes.is_symmetric() {
-                let zeros = pack(&by_columns(&codes.zero_point, columns, turn), element);
+            if shift != 0 || !codes.is_symmetric() {
+                let zeros = match codes.is_symmetric() {
+                    true => vec![shift; scales.len()],
+                    false => shifted(&codes.zero_point),
+                };
+                let zeros = pack(&zeros, element);
                 let name = format!("{path}.zero_point");
                 names.push(writer.initializer(&name, element, &shape, zeros));
             }
