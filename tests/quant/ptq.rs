@@ -539,15 +539,14 @@ fn a_layer_that_no_batch_comes_by_takes_the_range_of_its_weight() {
         config.quantize_for(model.clone(), || [x.clone()], first)
     };
     for bits in [8, 4] {
-        let (model, _) = quantized(bits).unwrap();
-        let codes = quantized_weights(&model).unwrap();
+        let (prepared, _) = quantized(bits).unwrap();
+        let codes = quantized_weights(&prepared).unwrap();
         let (path, uncalled) = &codes[1];
         assert_eq!(path, "1.weight");
-        let noise = uncalled.dequantize() - model[1].weight.val();
-        let largest = values(uncalled.dequantize())
-            .into_iter()
-            .fold(0.0, f32::max);
-        let step = largest / (1 << (bits - 1)) as f32;
+        let rounded: Tensor<2> = uncalled.dequantize(&device).unwrap();
+        let noise = rounded - model[1].weight.val();
+        let largest = values(model[1].weight.val().abs());
+        let step = largest.into_iter().fold(0.0, f32::max) / (1 << (bits - 1)) as f32;
         assert!(values(noise.abs()).into_iter().all(|off| off < 1.5 * step));
     }
 }
