@@ -61,7 +61,8 @@ fn a_file_has_the_codes_of_a_quantized_embedding() {
         (
             Granularity::PerChannel { axis: 0 },
             8,
-            ["Gather", rows[0], rows[1]].to_vec(),
+            // Codes, scales and zero points.
+            ["Gather", "Gather", rows[0], rows[1]].to_vec(),
         ),
         (Granularity::PerChannel { axis: 1 }, 8, table.to_vec()),
         (Granularity::PerTensor, 4, table.to_vec()),
@@ -83,7 +84,11 @@ fn a_file_has_the_codes_of_a_quantized_embedding() {
         let tables = initializers.iter().filter(|one| one.shape() == [16, 8]);
         let tables: Vec<_> = tables.map(|one| one.bytes().to_vec()).collect();
         let bytes: Vec<u8> = match bits {
-            8 => weight.codes().iter().map(|code| *code as u8).collect(),
+            8 => weight
+                .codes()
+                .iter()
+                .map(|code| (*code + 128) as u8)
+                .collect(),
             _ => {
                 let pairs = weight.codes().chunks(2);
                 let byte = |pair: &[i32]| (pair[0] & 15) as u8 | ((pair[1] & 15) << 4) as u8;
