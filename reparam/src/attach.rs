@@ -76,6 +76,26 @@ pub fn attach<M: Module, R: Reparameterizer>(
     model: M,
     reparameterizer: R,
 ) -> Result<M, Rejected<M, AttachError>> {
+    attach_to(model, reparameterizer, false)
+}
+
+/// As [`attach`], where it is no mistake to choose nothing: the model comes back as it was.
+///
+/// # Errors
+///
+/// [`AttachError::AlreadyAttached`], [`AttachError::NoParameters`], with the model.
+pub fn attach_if_any<M: Module, R: Reparameterizer>(
+    model: M,
+    reparameterizer: R,
+) -> Result<M, Rejected<M, AttachError>> {
+    attach_to(model, reparameterizer, true)
+}
+
+fn attach_to<M: Module, R: Reparameterizer>(
+    model: M,
+    reparameterizer: R,
+    may_be_none: bool,
+) -> Result<M, Rejected<M, AttachError>> {
     let mut finder = AttachedFinder::default();
     model.visit(&mut finder);
     if finder.float_parameters == 0 {
@@ -95,7 +115,7 @@ pub fn attach<M: Module, R: Reparameterizer>(
     };
     // Modules are handles: the clone copies no tensor, and is what the error gives back.
     let attached = model.clone().apply_reparameterization(checked);
-    if chosen == 0 && conflict.is_none() {
+    if chosen == 0 && !may_be_none && conflict.is_none() {
         conflict = Some(AttachError::NothingChosen {
             parameters: finder.float_parameters,
             first: finder.first,

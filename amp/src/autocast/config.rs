@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach};
+use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach_if_any};
 
 use crate::autocast::precision::KeptParameters;
 use crate::autocast::run::Resolved;
@@ -80,7 +80,8 @@ impl AutocastConfig {
     /// - [`AmpError::Attach`]: a parameter already carries a reparameterization, or there is none.
     /// - [`AmpError::ParameterDtype`]: a parameter is in half precision.
     pub fn prepare<M: Module>(&self, model: M) -> Result<(M, Autocast), Rejected<M, AmpError>> {
-        self.prepare_impl(model, |model, master| attach(model, master))
+        // All may stay in full precision: the region casts what goes in alone.
+        self.prepare_impl(model, |model, master| attach_if_any(model, master))
     }
 
     /// Like [`prepare`](Self::prepare), with another reparameterization on the same weights.
@@ -122,7 +123,7 @@ impl AutocastConfig {
         R::Reparam: burn::module::ModuleDisplay,
     {
         self.prepare_impl(model, |model, master| {
-            attach(model, ChainReparameterizer::new(first, master))
+            attach_if_any(model, ChainReparameterizer::new(first, master))
         })
     }
 
@@ -181,11 +182,12 @@ impl AutocastConfig {
         }
         let autocast = self.autocast(compute, devices);
         let master = AttachMasterWeight { kept: kept.kept };
-        match attach(model, master).map_err(Rejected::into_parts) {
+        match attach(model, master) {
             Ok(model) => Ok((model, autocast)),
-            // All of them stay in full precision: the region casts what goes in alone.
-            Err((model, AttachError::NothingChosen { .. })) => Ok((model, autocast)),
-            Err((model, error)) => Err(Rejected::new(model, error.into())),
+            Err(rejected) => {
+                let (model, error) = rejected.into_parts();
+                Err(Rejected::new(model, error.into()))
+            }
         }
     }
 }

@@ -236,7 +236,7 @@ impl GradScaler {
         let before = RunningStatistics::before_forward(&model);
         Ok(match taken {
             true => {
-                let left = RunningStatistics::after_forward(&model);
+                let left = RunningStatistics::after_forward(&before, &model);
                 self.statistics.keep(left);
                 optim.step(lr, model, unscaled.grads)
             }

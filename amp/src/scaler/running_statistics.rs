@@ -35,9 +35,9 @@ impl RunningStatistics {
     }
 
     /// The statistics that the forward passes so far have left, the last one's among them, which Burn
-    /// keeps apart until it is asked. Ask [`before_forward`](Self::before_forward) first.
-    pub(crate) fn after_forward<M: Module>(model: &M) -> Self {
-        if Self::of(model).values.is_empty() {
+    /// keeps apart until it is asked; `before` are those of [`before_forward`](Self::before_forward).
+    pub(crate) fn after_forward<M: Module>(before: &Self, model: &M) -> Self {
+        if before.values.is_empty() {
             return Self::default();
         }
         let _ = model.valid();

@@ -79,6 +79,7 @@ struct Pending<M: Module> {
     model: M,
     buffers: Buffers,
     statistics: RunningStatistics,
+    /// What the step leaves, if it is sound.
     left: RunningStatistics,
     optim: ModuleOptimizer,
     scaler: GradScaler,
@@ -250,8 +251,8 @@ impl<M: Module> Speculative<M> {
                 model: self.model.clone(),
                 // Before the buffers, which take the update of the forward pass in.
                 statistics: RunningStatistics::before_forward(&self.model),
-                left: RunningStatistics::after_forward(&self.model),
                 buffers: Buffers::of(&self.model),
+                left: RunningStatistics::of(&self.model),
                 optim: self.optim.clone(),
                 scaler: self.scaler.clone(),
             });

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use burn::module::{Module, Param, ParamGroup, ParamId, Reparameterizer};
 use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_lean_reparam::{
-    AttachError, FloatVisitor, PathMapper, Rejected, Trail, attach, each_plain_float,
-    map_with_path, visit_plain_floats,
+    FloatVisitor, PathMapper, Rejected, Trail, attach_if_any, each_plain_float, map_with_path,
+    visit_plain_floats,
 };
 
 use crate::masks::mask::{zero_base, zeros_and_ones};
@@ -93,12 +93,10 @@ impl Masks {
             Ok(reparameterizer) => reparameterizer,
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        match attach(model, reparameterizer).map_err(Rejected::into_parts) {
-            Ok(model) => Ok(model),
-            // There are no masks: every other one is of a parameter that was found.
-            Err((model, AttachError::NothingChosen { .. })) => Ok(model),
-            Err((model, error)) => Err(Rejected::new(model, error.into())),
-        }
+        attach_if_any(model, reparameterizer).map_err(|rejected| {
+            let (model, error) = rejected.into_parts();
+            Rejected::new(model, error.into())
+        })
     }
 
     /// What attaches these masks to this very `model`, to be chained with other meanings.

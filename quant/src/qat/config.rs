@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::{Module, ParamGroup};
 use burn::tensor::Device;
 use burn_lean_graph::{Role, Tensors, record};
-use burn_lean_reparam::{AttachError, Rejected, attach};
+use burn_lean_reparam::{Rejected, attach_if_any};
 
 use crate::model::batch_norm::apply_schedule;
 use crate::model::called::uncalled;
@@ -101,16 +101,17 @@ impl QatConfig {
             Ok(quantizers) => quantizers,
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        let model = match attach(model, quantizers).map_err(Rejected::into_parts) {
-            Ok(model) => model,
-            // Quantizers of activations may be all there is.
-            Err((model, AttachError::NothingChosen { .. })) => model,
-            Err((model, error)) => return Err(Rejected::new(model, error.into())),
-        };
-        Ok(apply_schedule(map_quantizers(model, |located| {
-            let quantizer = located.quantizer.with_schedule(self.schedule);
-            quantizer.with_path(located.path)
-        })))
+        // Quantizers of activations may be all there is.
+        match attach_if_any(model, quantizers) {
+            Ok(model) => Ok(apply_schedule(map_quantizers(model, |located| {
+                let quantizer = located.quantizer.with_schedule(self.schedule);
+                quantizer.with_path(located.path)
+            }))),
+            Err(rejected) => {
+                let (model, error) = rejected.into_parts();
+                Err(Rejected::new(model, error.into()))
+            }
+        }
     }
 
     /// As [`prepare`](Self::prepare), and with quantizers for what only the forward pass shows.

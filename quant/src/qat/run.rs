@@ -6,9 +6,9 @@ use burn::module::Module;
 use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks, model_device};
 use burn_lean_reparam::Rejected;
 
+use crate::QuantError;
 use crate::module::walk::own_quantizers;
-use crate::qat::training::{WeightRanges, calibrated};
-use crate::{QuantError, model::Unobserved};
+use crate::qat::training::calibrate;
 
 /// Runs forward passes with the quantizers of a prepared model, without an edit of the model: the
 /// counterpart of `Autocast::run` for quantization.
@@ -200,16 +200,7 @@ impl QuantizedForward {
                     .map(drop)
             })
         };
-        match calibrated(
-            &model,
-            |_| true,
-            Unobserved::Refuse,
-            WeightRanges::Observed,
-            run,
-        ) {
-            Ok((calibrated, _)) => Ok(calibrated),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        calibrate(model, run)
     }
 }
 
