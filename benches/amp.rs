@@ -285,18 +285,13 @@ fn benchmark<N: Network>(
     Ok(())
 }
 
-/// Bytes that a forward pass leaves for the backward pass, on devices that compute in the memory of
-/// the process: allocated when the loss is there, but not before.
+/// Bytes that a forward pass leaves for the backward pass: allocated when the loss is there, but not before.
 fn held<N: Network>(
     large: bool,
     dtype: FloatDType,
     way: Way,
     device: &Device,
-) -> Result<Option<u64>, AmpError> {
-    let name = format!("{device:?}").to_lowercase();
-    if !(name.contains("flex") || name.contains("ndarray")) {
-        return Ok(None);
-    }
+) -> Result<Option<u64>, Box<dyn Error>> {
     let network = N::new(large, device);
     let input = N::input(large, device);
     let autocast = Autocast::new(dtype).with_fallback(Fallback::Emulate);
@@ -312,11 +307,25 @@ fn held<N: Network>(
     };
     // What is made once is made.
     drop(loss()?.backward());
-    let before = HEAP.current_usage();
+    let before = in_use(device)?;
     let loss = loss()?;
-    let held = HEAP.current_usage().saturating_sub(before);
+    let after = in_use(device)?;
     drop(loss.backward());
-    Ok(Some(held as u64))
+    Ok(before
+        .zip(after)
+        .map(|(before, after)| after.saturating_sub(before)))
+}
+
+/// Bytes that tensors use: of the memory of the process, or of what a GPU's allocator has given out.
+fn in_use(device: &Device) -> Result<Option<u64>, Box<dyn Error>> {
+    let device = device.clone().inner();
+    device.sync()?;
+    if let Some(usage) = device.memory_pool_usage() {
+        return Ok(Some(usage.bytes_in_use));
+    }
+    let name = format!("{device:?}").to_lowercase();
+    let in_process = name.contains("flex") || name.contains("ndarray");
+    Ok(in_process.then(|| HEAP.current_usage() as u64))
 }
 
 fn variant<N: Network>(

@@ -10,7 +10,7 @@ use burn_lean::amp::{
 };
 
 use crate::model::{bits, gradients, loss, prepared};
-use crate::support::{devices, with_numbers};
+use crate::support::{Target, devices, with_numbers};
 
 fn scaler() -> GradScaler {
     GradScalerConfig::new(LossScale::Static(1024.0))
@@ -23,7 +23,7 @@ fn scaler() -> GradScaler {
 #[allow(deprecated)] // ndarray is supported as long as Burn has it.
 fn pairs() -> Vec<[Device; 2]> {
     let first = [Device::flex(), Device::ndarray()];
-    let others = devices().into_iter().filter(|target| target.name == "wgpu");
+    let others = devices().into_iter().filter(Target::is_gpu);
     others
         .map(|target| [target.device, Device::flex()])
         .chain([first])

@@ -80,7 +80,7 @@ fn the_weights_take_half_and_the_outputs_are_within_the_bound_of_rounding() {
             (FloatDType::BF16, f32::powi(2.0, -8)),
         ] {
             let native = target.device.supports_dtype(dtype);
-            if !native && target.name == "wgpu" {
+            if !native && target.is_gpu() {
                 continue;
             }
             let model = Mlp::new(1, &target.device);

@@ -436,7 +436,7 @@ fn quantizers_act_in_f32_too() {
 fn weights_that_burn_has_quantized_are_those_numbers() {
     each_device(|target| {
         // It computes the numbers in half there.
-        if target.name == "wgpu" {
+        if target.is_gpu() {
             return;
         }
         let scheme = target.device.settings().quantization.scheme;

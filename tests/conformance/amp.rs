@@ -113,7 +113,7 @@ fn unscale(case: &Value, target: &Target) {
     assert_eq!(found.len(), expected.len(), "{}", case["name"]);
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         // Vulkan lets a device flush subnormal F32 numbers to zero.
-        let flushed = target.name == "wgpu" && expected.abs() < f32::MIN_POSITIVE && *found == 0.0;
+        let flushed = target.is_gpu() && expected.abs() < f32::MIN_POSITIVE && *found == 0.0;
         assert!(
             same(*found, expected) || flushed,
             "{} [{index}] on {}: {found:e} instead of {expected:e}",
@@ -198,8 +198,7 @@ fn rounding(case: &Value, target: &Target) {
         for (index, expected) in floats(expected).into_iter().enumerate() {
             let input = floats(&case[from])[index];
             // Vulkan lets a device flush subnormal numbers to zero, F32 inputs among them.
-            let flushed =
-                target.name == "wgpu" && input.abs() < f32::MIN_POSITIVE && found[index] == 0.0;
+            let flushed = target.is_gpu() && input.abs() < f32::MIN_POSITIVE && found[index] == 0.0;
             assert!(
                 same(found[index], expected) || flushed,
                 "{} on {}: {from} {input:e} gave {:e} instead of {expected:e}",

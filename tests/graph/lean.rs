@@ -44,7 +44,11 @@ impl Mixed {
                 rules(FloatDType::BF16, Arithmetic::Widened),
                 rules(FloatDType::F16, Arithmetic::Native),
             ],
-            "wgpu" => vec![rules(FloatDType::F16, Arithmetic::Native)],
+            "wgpu" | "vulkan" => vec![rules(FloatDType::F16, Arithmetic::Native)],
+            "cuda" => vec![
+                rules(FloatDType::F16, Arithmetic::Native),
+                rules(FloatDType::BF16, Arithmetic::Native),
+            ],
             _ => Vec::new(),
         }
     }

@@ -44,14 +44,12 @@ impl Precision {
 
     /// The precisions of the matrix on one device.
     pub(crate) fn of(target: &Target) -> Vec<Self> {
-        let dtypes: &[FloatDType] = match target.name {
-            // It has no arithmetic in BF16.
-            "wgpu" => &[FloatDType::F16],
-            _ => &[FloatDType::F16, FloatDType::BF16],
-        };
-        dtypes
-            .iter()
-            .map(|&dtype| Self {
+        // Vulkan and WebGPU have no arithmetic in BF16; ndarray has none in either, and emulates both.
+        let has = |dtype: &FloatDType| !target.is_gpu() || target.device.supports_dtype(*dtype);
+        [FloatDType::F16, FloatDType::BF16]
+            .into_iter()
+            .filter(has)
+            .map(|dtype| Self {
                 target: target.clone(),
                 dtype,
                 emulated: target.name == "ndarray",

@@ -453,7 +453,7 @@ fn pooling_and_reshaping() -> Vec<Entry> {
             },
             |m, h| flat(m.forward(rank_3(h))),
         )
-        .no_backward_on(&["ndarray", "wgpu"]),
+        .no_backward_on(&["ndarray", "wgpu", "vulkan", "cuda"]),
         as_is!("Interpolate2d, nearest", 0, rank_4 => |_| {
             let config = Interpolate2dConfig::new().with_output_size(Some([6, 6]));
             config.with_mode(InterpolateMode::Nearest).init()
@@ -472,7 +472,7 @@ fn pooling_and_reshaping() -> Vec<Entry> {
             },
             |m, h| flat(m.forward(rank_4(h))),
         )
-        .no_backward_on(&["ndarray", "wgpu"]),
+        .no_backward_on(&["ndarray", "wgpu", "vulkan", "cuda"]),
         as_is!("PixelShuffle", 0, rank_4 => |_| PixelShuffleConfig::new(2).init()),
         as_is!("PixelUnshuffle", 0, rank_4 => |_| PixelUnshuffleConfig::new(2).init()),
         as_is!("Unfold4d", 0, rank_4 => |_| Unfold4dConfig::new([2, 2]).init()),

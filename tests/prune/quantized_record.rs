@@ -90,9 +90,9 @@ fn codes_of_kept_weights_and_their_places_are_all_that_is_stored() {
 fn codes_of_less_than_a_byte_come_back_in_every_storage() {
     each_device(|target| {
         let device = &target.device;
-        let storages = match target.name {
-            "wgpu" => vec![Storage::Auto, Storage::PackedU32],
-            _ => vec![Storage::Auto, Storage::Native],
+        let storages = match target.is_gpu() {
+            true => vec![Storage::Auto, Storage::PackedU32],
+            false => vec![Storage::Auto, Storage::Native],
         };
         for bits in [2, 4] {
             for storage in &storages {
@@ -117,14 +117,13 @@ fn a_device_that_cannot_hold_the_codes_is_an_error() {
         let record = SparseRecord::from_module(&model).unwrap();
         each_device(|to| {
             let fresh = quantizers(8).prepare(dense(&to.device)).unwrap();
-            let on_gpu = |name: &str| name == "wgpu";
             match record.load_into(fresh) {
                 Ok(loaded) => {
                     let data = |model: &Linear| values(model.weight.base().dequantize());
                     assert_eq!(data(&loaded), data(&model), "{} to {}", from.name, to.name);
                 }
                 Err(rejected) => {
-                    assert_ne!(on_gpu(from.name), on_gpu(to.name), "{}", rejected.error());
+                    assert_ne!(from.is_gpu(), to.is_gpu(), "{}", rejected.error());
                     let typed = matches!(rejected.error(), PruneError::RecordDtype { .. });
                     assert!(typed, "{}", rejected.error());
                 }

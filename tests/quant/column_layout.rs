@@ -76,7 +76,7 @@ fn prepared_and_converted_records_load_into_a_prepared_model() {
                 quantized_weights(&loaded).unwrap(),
                 quantized_weights(&converted).unwrap()
             );
-            if target.name != "wgpu" {
+            if !target.is_gpu() {
                 let dtype = loaded.weight.base().dtype();
                 assert!(matches!(dtype, DType::QFloat(_)), "{weight:?} {dtype:?}");
             }

@@ -64,7 +64,7 @@ fn codes_that_do_not_come_back_are_an_error() {
         match save_safetensors(&table, &path) {
             Ok(_) => {}
             Err(error) => {
-                assert_eq!(target.name, "wgpu", "{error}");
+                assert!(target.is_gpu(), "{}: {error}", target.name);
                 assert!(error.to_string().contains("`weight`"), "{error}");
             }
         }

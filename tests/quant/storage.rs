@@ -125,7 +125,7 @@ fn convolution_weights_are_exact_or_refused() {
         for bits in [8, 4, 2] {
             let scheme = Scheme::symmetric(NumberFormat::int(bits).narrow())
                 .with_granularity(per_channel(0));
-            if target.name == "wgpu" {
+            if target.is_gpu() {
                 // Only the output channels fit words, but each has its own scale.
                 let x = tensor::<4>(7, [16, 2, 3, 3], &target.device);
                 let (quantized, _) = quantized(&x, &scheme);

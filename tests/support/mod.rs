@@ -22,29 +22,39 @@ pub(crate) use perceptron::Perceptron;
 /// A device of the test matrix.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    /// `flex`, `ndarray` or `wgpu`.
+    /// `flex`, `ndarray`, `wgpu`, `vulkan` or `cuda`.
     pub(crate) name: &'static str,
     /// The device, without autodiff.
     pub(crate) device: Device,
 }
 
+impl Target {
+    /// One of Burn's backends for GPUs: packed words for codes, kernels that are compiled when they are used.
+    pub(crate) fn is_gpu(&self) -> bool {
+        matches!(self.name, "wgpu" | "vulkan" | "cuda")
+    }
+}
+
 /// The devices to test: flex, with the feature `ndarray`, ndarray, and, with the feature `wgpu`, wgpu where
 /// there is an adapter.
 ///
-/// `BURN_DEVICE` restricts the list to one of them, and fails where that is not there. With
-/// `REQUIRE_WGPU=1` a missing adapter is a failure instead of a line `skipped: no adapter`.
+/// `BURN_DEVICE` restricts the list to one of them, or to `vulkan` or `cuda` in a build with that feature, and
+/// fails where that is not there. With `REQUIRE_WGPU=1` a missing adapter is a failure instead of a line `skipped: no adapter`.
 #[allow(deprecated)] // `Device::ndarray`: Burn deprecates its ndarray backend; we still test it.
 pub(crate) fn devices() -> Vec<Target> {
     const NAMES: [&str; 3] = ["flex", "ndarray", "wgpu"];
+    const MORE: [&str; 2] = ["vulkan", "cuda"];
     let chosen = std::env::var("BURN_DEVICE").ok();
     if let Some(chosen) = &chosen {
         assert!(
-            NAMES.contains(&chosen.as_str()),
-            "BURN_DEVICE is `{chosen}`, but these tests run on one of {NAMES:?}"
+            NAMES.iter().chain(&MORE).any(|name| name == chosen),
+            "BURN_DEVICE is `{chosen}`, but these tests run on one of {NAMES:?} or {MORE:?}"
         );
     }
+    let more = MORE.into_iter().filter(|_| chosen.is_some());
     NAMES
         .into_iter()
+        .chain(more)
         .filter(|name| chosen.as_deref().is_none_or(|chosen| chosen == *name))
         .filter_map(|name| {
             let device = match name {
@@ -57,7 +67,12 @@ pub(crate) fn devices() -> Vec<Target> {
                 "ndarray" => {
                     panic!("built without ndarray: add `--workspace` or `--features ndarray`")
                 }
-                _ => wgpu_or_skip(chosen.is_some())?,
+                #[cfg(feature = "vulkan")]
+                "vulkan" => Device::vulkan(Default::default()),
+                #[cfg(feature = "cuda")]
+                "cuda" => Device::cuda(0),
+                "wgpu" => wgpu_or_skip(chosen.is_some())?,
+                other => panic!("built without {other}: add `--features {other}`"),
             };
             Some(Target { name, device })
         })
