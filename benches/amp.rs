@@ -1,6 +1,6 @@
 //! FP32 against AMP: time of a training step, the scaler's share of it, and bytes held.
 //!
-//! `cargo bench --bench amp -- --device flex --json FILE`
+//! `cargo bench --bench amp -- --device flex --json STEM`
 //!
 //! All variants of a network run interleaved in one process; times and ratios are medians. "held" is
 //! what is allocated between forward and backward pass, of that in F32, and of the unedited model in
@@ -62,7 +62,7 @@ struct Arguments {
     /// Only networks whose name contains this.
     #[arg(long, default_value = "")]
     network: String,
-    /// Also write the table to this file, as JSON.
+    /// Also write each table to STEM-NETWORK.json.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
     /// Passed by cargo.
@@ -84,8 +84,15 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         let table = overheads::overheads(&device, arguments.samples)?;
         return Ok(table.publish(arguments.json.as_deref())?);
     }
-    let mut table = Table::new(
-        format!("training step with AdamW on {device:?}"),
+    benchmark::<Mlp>(arguments, &device)?;
+    benchmark::<ConvNet>(arguments, &device)?;
+    benchmark::<Transformer>(arguments, &device)
+}
+
+/// The table of one network.
+fn table(network: &str, device: &Device) -> Table {
+    Table::new(
+        format!("training step of the {network} with AdamW on {device:?}"),
         &[
             "network",
             "dtype",
@@ -102,12 +109,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             "held unedited",
             "held MB",
         ],
-    );
-    benchmark::<Mlp>(arguments, &device, &mut table)?;
-    benchmark::<ConvNet>(arguments, &device, &mut table)?;
-    benchmark::<Transformer>(arguments, &device, &mut table)?;
-    table.publish(arguments.json.as_deref())?;
-    Ok(())
+    )
 }
 
 /// A network with an input of its own, both of two sizes.
@@ -246,11 +248,7 @@ const WAYS: [Way; 5] = [
     Way::Cached,
 ];
 
-fn benchmark<N: Network>(
-    arguments: &Arguments,
-    device: &Device,
-    table: &mut Table,
-) -> Result<(), Box<dyn Error>> {
+fn benchmark<N: Network>(arguments: &Arguments, device: &Device) -> Result<(), Box<dyn Error>> {
     if !N::NAME.contains(&arguments.network) {
         return Ok(());
     }
@@ -281,7 +279,9 @@ fn benchmark<N: Network>(
     let bar = support::progress((arguments.samples + 1) * variants.len(), N::NAME);
     let (samples, steps) = (arguments.samples, arguments.steps);
     interleave(&mut variants, samples, steps, device, &bar)?;
-    report(N::NAME, &rows, &variants, table);
+    let mut table = table(N::NAME, device);
+    report(N::NAME, &rows, &variants, &mut table);
+    table.publish_as(arguments.json.as_deref(), &N::NAME.replace(' ', "-"))?;
     Ok(())
 }
 
