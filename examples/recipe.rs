@@ -62,8 +62,17 @@ struct Cli {
     report: Option<PathBuf>,
     /// Accuracy that the last model may lose [points]; one that loses more ends with exit code 1. The library
     /// has more bounds (`Bounds`).
-    #[arg(long)]
+    #[arg(long, value_parser = points)]
     max_accuracy_drop: Option<f64>,
+}
+
+/// Below 0 for a model that has to gain.
+fn points(text: &str) -> Result<f64, String> {
+    support::number(
+        text,
+        |points: &f64| points.is_finite(),
+        "must be a finite number",
+    )
 }
 
 fn main() -> ExitCode {

@@ -380,7 +380,10 @@ impl FromStr for Preset {
         };
         let mut parts = text.split('-');
         while let Some(part) = parts.next() {
-            let number = |text: Option<&str>| text.and_then(|text| text.parse::<usize>().ok());
+            // As they are written: no sign, no zeros in front.
+            let is_plain =
+                |text: &&str| !text.starts_with('+') && (*text == "0" || !text.starts_with('0'));
+            let number = |text: Option<&str>| text.filter(is_plain)?.parse::<usize>().ok();
             if part == "sparse" {
                 once(preset.prune.is_none(), "`sparse` once")?;
                 let mut pattern: Pattern = parts.next().unwrap_or("").parse()?;

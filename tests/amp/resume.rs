@@ -197,9 +197,11 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
     let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
     let checkpoints = Checkpoints::new(folder.path()).keep(10);
     let optim = || AdamWConfig::new().init();
-    for step in 1..=5 {
+    for step in [1, 2, 3, 4, 5, 7] {
         checkpoints.save(step, &model, &optim(), &scaler).unwrap();
     }
+    // Renamed by hand.
+    std::fs::rename(folder.path().join("step-7"), folder.path().join("step-8")).unwrap();
     let file = |step: u64, name: &str| folder.path().join(format!("step-{step}/{name}"));
 
     // One flipped bit in the weights, a truncated optimizer, another version, no scaler at all.
@@ -220,6 +222,7 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
         (3, "version 7"),
         (4, "scaler.json"),
         (6, "of step 6 in"),
+        (8, "it is of step 7"),
     ] {
         let rejected = checkpoints.load(step, model, optim()).err().unwrap();
         let text = rejected.to_string();

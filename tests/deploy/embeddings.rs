@@ -1,14 +1,19 @@
 //! Quantized embeddings: floats where they are run, codes in files.
 
-use burn::module::Param;
+use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::deploy::{EngineConfig, Execution, Export, Form, Quantization};
-use burn_lean::quant::{Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme};
+use burn_lean::deploy::{ElementType, EngineConfig, Execution, Export, Form, Quantization};
+use burn_lean::quant::{
+    Granularity, Mapping, NumberFormat, PtqConfig, QatConfig, QuantParams, QuantizedForward,
+    QuantizedTensor, Scheme, WeightConfig,
+};
 
 use crate::engine::codes;
-use crate::judge::{close, operators};
-use crate::support::with_numbers;
+use crate::judge::{close, operators, within_a_step};
+use crate::quantized::written;
+use crate::support::{each_device, tensor, with_numbers};
 
 /// A table of 16 words with 8 numbers each, and some of them.
 fn words(device: &Device) -> (Embedding, Tensor<2, Int>) {
@@ -125,4 +130,56 @@ fn a_file_has_floats_of_an_embedding_with_blocks_in_its_rows() {
         (Execution::DequantizedOnce, 4 * 16 * 8)
     );
     assert!(layer.reason.unwrap().contains("rows are taken"));
+}
+
+/// A table by which weights over its rows are multiplied.
+#[derive(Module, Debug)]
+struct Soft {
+    table: Embedding,
+}
+
+impl Soft {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        softmax(x, 1).matmul(self.table.weight.val())
+    }
+}
+
+/// A runtime that fuses a product with what dequantizes its operands takes scales of rows for those of columns,
+/// or fails where there are not as many, so that no such node is there.
+#[test]
+fn a_matrix_with_scales_of_its_rows_is_multiplied_by_them() {
+    each_device(|target| {
+        for (rows, mapping) in [
+            (16, Mapping::Symmetric),
+            (8, Mapping::Symmetric),
+            (8, Mapping::Affine),
+        ] {
+            let device = &target.device;
+            let table = with_numbers(EmbeddingConfig::new(rows, 8).init(device), 3);
+            let x = tensor::<2>(4, [5, rows], device);
+            let forward = |net: &Soft, x| net.forward(x);
+            let weight = WeightConfig::int(8).with_mapping(mapping);
+            let config = PtqConfig::new()
+                .with_quantize(QatConfig::new().with_weight(weight))
+                .with_progress(false);
+            let net = Soft { table };
+            let (net, _) = config.quantize_for(net, || [x.clone()], forward).unwrap();
+            let expected = QuantizedForward::new()
+                .run(&net, x.clone(), forward)
+                .unwrap();
+            let export = Export::record(&net, &x, forward).unwrap();
+            written(&export, Form::Qdq, &x, &expected);
+            let file = export.to_onnx(Form::Qdq).unwrap();
+            assert_eq!(file.layers[0].execution, Execution::Qdq);
+            // Those of activations alone.
+            let nodes = operators(&file);
+            let count = |operator| nodes.iter().filter(|one| **one == operator).count();
+            assert_eq!(count("DequantizeLinear"), count("QuantizeLinear"));
+            let bytes = file.model.initializers().iter();
+            let mut bytes = bytes.filter(|one| one.element() == ElementType::U8);
+            assert!(bytes.any(|one| one.shape() == [rows, 8]));
+            let engine = EngineConfig::new().compile(export).unwrap();
+            within_a_step(engine.run(&x).unwrap(), expected);
+        }
+    });
 }

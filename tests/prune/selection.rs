@@ -4,7 +4,7 @@ use burn::module::{Lora, Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, LinearLayout, Lstm, LstmConfig,
+    LinearConfig, LinearLayout, Lstm, LstmConfig, Relu,
 };
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Budget, LayerKind, PruneError, Pruner, Selection, model::ExcludedBecause};
@@ -158,10 +158,17 @@ fn a_layer_in_column_layout_keeps_its_record() {
 #[test]
 fn a_model_without_weights_is_refused() {
     let norm = LayerNormConfig::new(4).init(&Device::flex());
-    assert!(matches!(
-        Selection::of(&norm, None),
-        Err(PruneError::NoPrunableParameter)
-    ));
+    let error = Selection::of(&norm, None).unwrap_err();
+    assert!(matches!(error, PruneError::AllExcluded { .. }));
+    let text = error.to_string();
+    assert!(
+        text.contains("`gamma` [4] (no weight of a linear"),
+        "{text}"
+    );
+    assert!(text.contains("`Pruner::group`"), "{text}");
+    let relu = Relu::new();
+    let error = Selection::of(&relu, None).unwrap_err();
+    assert_eq!(error, PruneError::NoPrunableParameter);
 }
 
 #[test]

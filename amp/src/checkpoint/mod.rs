@@ -278,6 +278,15 @@ impl Checkpoints {
                 &format!("version {} instead of {VERSION}", manifest.version),
             ));
         }
+        if manifest.step != step {
+            return Err(damaged(
+                &path,
+                &format!(
+                    "it is of step {}: the folder was renamed or copied",
+                    manifest.step
+                ),
+            ));
+        }
         let checked = |name: &str| {
             let path = folder.join(name);
             let bytes = FILES.read(&path)?;

@@ -116,7 +116,7 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// [`PruneError::NoPrunableParameter`], [`PruneError::Reparameterized`] where zeros in a base
+    /// [`PruneError::NoPrunableParameter`], [`PruneError::AllExcluded`], [`PruneError::Reparameterized`] where zeros in a base
     /// do not reach the effective value, [`PruneError::CopiesDiffer`] where a parameter is there twice
     /// with other values, and [`PruneError::Device`] where reading fails.
     pub fn of<M: Module>(model: &M, group: Option<&ParamGroup>) -> Result<Self, PruneError> {
@@ -138,11 +138,14 @@ impl Selection {
         }
         let selection = choose.with_ties();
         if selection.ids.is_empty() {
-            let mut parameters = selection.parameters.into_iter();
-            let codes = |p: &SelectedParameter| p.excluded == Some(ExcludedBecause::NotFloat);
-            return Err(match parameters.find(codes) {
-                Some(SelectedParameter { path, .. }) => PruneError::Quantized { path },
-                None => PruneError::NoPrunableParameter,
+            let parameters = selection.parameters;
+            let codes = |p: &&SelectedParameter| p.excluded == Some(ExcludedBecause::NotFloat);
+            return Err(match parameters.iter().find(codes) {
+                Some(SelectedParameter { path, .. }) => {
+                    PruneError::Quantized { path: path.clone() }
+                }
+                None if parameters.is_empty() => PruneError::NoPrunableParameter,
+                None => PruneError::AllExcluded { parameters },
             });
         }
         selection.check_reparameterizations(model)?;

@@ -30,7 +30,12 @@ impl Writer<'_> {
             x = self.dequantize(quantized);
         }
         let mut weight = match codes {
-            Some(codes) => self.dequantized_weight(product.weight, codes),
+            Some(codes) => match &codes.scale {
+                Spread::Axis(axis, scales) if *axis != product.channel_axis() && codes.bits > 4 => {
+                    self.scaled_weight(product.weight, codes, *axis, scales)
+                }
+                _ => self.dequantized_weight(product.weight, codes),
+            },
             None => self.operand(product.weight)?,
         };
         if let (Some(how), None) = (other, codes) {
@@ -130,6 +135,37 @@ impl Writer<'_> {
         })
     }
 
+    /// A weight of bytes with scales along another axis than that of the output channels.
+    ///
+    /// ONNX Runtime fuses a product with the node that dequantizes its weight, and takes the scales of rows for
+    /// those of columns: here there is no such node.
+    fn scaled_weight(
+        &mut self,
+        tensor: &TensorIr,
+        codes: &Codes,
+        axis: usize,
+        scales: &[f32],
+    ) -> String {
+        self.written_once(format!("scaled {}", tensor.id), |writer| {
+            let (stored, _) = writer.stored(tensor, codes);
+            let shift = shift(codes);
+            let mut shape = vec![1; codes.shape.len()];
+            shape[axis] = scales.len();
+            let mut steps = writer.cast_to(stored[0].clone(), ElementType::F32);
+            if shift != 0 || !codes.is_symmetric() {
+                let zeros: Vec<f32> = codes
+                    .zero_point
+                    .iter()
+                    .map(|zero| (zero + shift) as f32)
+                    .collect();
+                let zeros = writer.floats(&format!("{}.zero_point", codes.path), &shape, &zeros);
+                steps = writer.emit("Sub", vec![steps, zeros], "Sub", vec![]);
+            }
+            let scales = writer.floats(&format!("{}.scale", codes.path), &shape, scales);
+            writer.emit("Mul", vec![steps, scales], &codes.path, vec![])
+        })
+    }
+
     /// What dequantizes a weight: its codes, scales and zero points that are not 0, and the attributes.
     fn stored(&mut self, tensor: &TensorIr, codes: &Codes) -> (Vec<String>, Vec<Attribute>) {
         let path = &codes.path;
@@ -166,11 +202,10 @@ impl Writer<'_> {
             of.reverse();
         }
         let joined = self.written_once(format!("stored {}", tensor.id), |writer| {
-            // Without VNNI onnxruntime adds pairs of products with signed bytes in 16 bits, where they
-            // saturate. Blocks are not multiplied in integers.
-            let (element, shift) = match (code_type(codes), &codes.scale) {
-                (ElementType::I8, Spread::Tensor(_) | Spread::Axis(..)) => (ElementType::U8, 128),
-                (element, _) => (element, 0),
+            let shift = shift(codes);
+            let element = match shift {
+                0 => code_type(codes),
+                _ => ElementType::U8,
             };
             let shifted = |numbers: &[i32]| -> Vec<i32> {
                 let numbers = by_columns(numbers, columns, turn).into_iter();
@@ -194,6 +229,18 @@ impl Writer<'_> {
             names.join("\n")
         });
         (joined.split('\n').map(String::from).collect(), attributes)
+    }
+}
+
+/// What is added to codes that are stored: signed bytes with no more than a scale for each channel are without
+/// a sign, around 128.
+///
+/// Without VNNI onnxruntime adds pairs of products with signed bytes in 16 bits, where they saturate. Blocks are
+/// not multiplied in integers.
+fn shift(codes: &Codes) -> i32 {
+    match (code_type(codes), &codes.scale) {
+        (ElementType::I8, Spread::Tensor(_) | Spread::Axis(..)) => 128,
+        _ => 0,
     }
 }
 
