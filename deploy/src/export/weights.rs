@@ -1,6 +1,6 @@
 //! The codes of quantized weights, as the operations read them: through reshapes and swaps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId};
 use burn::backend::ops::FloatTensorOps;
@@ -89,20 +89,7 @@ impl Weights {
         if quantization.weights.is_empty() || parameters.is_empty() {
             return Ok(found);
         }
-        // The same reshapes and swaps, of codes, scales and zero points.
-        let seen = |what: &dyn Fn(&QuantizedTensor) -> Vec<f32>| {
-            let mut values = parameters.to_vec();
-            for (value, parameter) in values.iter_mut().zip(graph.parameters()) {
-                if let Some(weight) = quantization.weights.get(&parameter.path) {
-                    let data = TensorData::new(what(weight), weight.shape().to_vec());
-                    *value = Dispatch::float_from_data(data, &value.device());
-                }
-            }
-            Ok::<_, DeployError>(graph.constant_values(&values)?)
-        };
-        let codes = seen(&|weight| weight.codes().iter().map(|code| *code as f32).collect())?;
-        let scales = seen(&|weight| weight.of_elements(weight.scale()))?;
-        let zero_points = seen(&|weight| weight.of_elements(weight.zero_point()))?;
+        let mut views = Vec::new();
         for (id, position) in origins {
             let parameter = &graph.parameters()[position];
             let Some(weight) = quantization.weights.get(&parameter.path) else {
@@ -118,59 +105,101 @@ impl Weights {
                     ),
                 });
             }
-            let mut leave = |reason: String| {
-                let path = parameter.path.clone();
-                // Codes that were given by hand are not what the parameter holds.
-                if is_rounded(&parameters[position], weight)? {
-                    found.left_float.insert(id, (path, reason));
-                    return Ok(());
-                }
-                Err(DeployError::Weight { path, reason })
-            };
-            let format = weight.scheme().format;
-            if !format.is_int() {
-                leave(format!("{} is no integer format", weight.scheme()))?;
-                continue;
-            }
-            let read = |values: &HashMap<TensorId, DispatchTensor>| {
-                let value = values.get(&id).cloned();
-                value.map(HostTensor::read).transpose()
-            };
-            let (Some(codes), Some(scales), Some(zeros)) =
-                (read(&codes)?, read(&scales)?, read(&zero_points)?)
-            else {
-                continue;
-            };
-            let Some((scale, zero_point)) = spread(&codes.shape, &scales.floats(), &zeros.floats())
-            else {
-                leave(format!(
-                    "the scales of {} lie neither along an axis nor in blocks of rows",
-                    weight.scheme()
-                ))?;
-                continue;
-            };
-            // As ragged blocks of many sizes come out.
-            let is_scattered = matches!(scale, Spread::Blocks(1, _));
-            if is_scattered && is_rounded(&parameters[position], weight)? {
-                let reason = format!("{} would have a scale for each weight", weight.scheme());
-                let path = parameter.path.clone();
-                found.left_float.insert(id, (path, reason));
-                continue;
-            }
-            found.codes.insert(
+            views.push(View {
+                position,
                 id,
-                Codes {
-                    path: parameter.path.clone(),
-                    codes: codes.floats().into_iter().map(|code| code as i32).collect(),
-                    shape: codes.shape,
-                    scale,
-                    zero_point,
-                    bits: format.bits(),
-                    signed: weight.scheme().quant_min() < 0.0,
-                },
-            );
+                weight,
+            });
+        }
+        views.sort_unstable_by_key(|view| (view.position, view.id.value()));
+        let ids: HashSet<TensorId> = views.iter().map(|view| view.id).collect();
+        for part in in_parts(&views) {
+            let mut positions: Vec<usize> = part.iter().map(|view| view.position).collect();
+            positions.dedup();
+            // The same reshapes and swaps, of codes, scales and zero points.
+            let seen = |what: &dyn Fn(&QuantizedTensor) -> Vec<f32>| {
+                let mut values = parameters.to_vec();
+                for View {
+                    position, weight, ..
+                } in part
+                {
+                    let data = TensorData::new(what(weight), weight.shape().to_vec());
+                    let value = &mut values[*position];
+                    *value = Dispatch::float_from_data(data, &value.device());
+                }
+                graph.values_of_parameters(&values, &positions, |id| ids.contains(&id))
+            };
+            let seen = [
+                seen(&|weight| weight.codes().iter().map(|code| *code as f32).collect())?,
+                seen(&|weight| weight.of_elements(weight.scale()))?,
+                seen(&|weight| weight.of_elements(weight.zero_point()))?,
+            ];
+            for view in part {
+                let path = &graph.parameters()[view.position].path;
+                found.add(view, path, &parameters[view.position], &seen)?;
+            }
         }
         Ok(found)
+    }
+
+    /// A weight as one tensor sees it, of which all tensors' codes, scales and zero points are `seen`.
+    fn add(
+        &mut self,
+        view: &View<'_>,
+        path: &str,
+        value: &DispatchTensor,
+        seen: &[HashMap<TensorId, DispatchTensor>; 3],
+    ) -> Result<(), DeployError> {
+        let View { id, weight, .. } = *view;
+        let mut leave = |reason: String| {
+            let path = path.to_string();
+            // Codes that were given by hand are not what the parameter holds.
+            if is_rounded(value, weight)? {
+                self.left_float.insert(id, (path, reason));
+                return Ok(());
+            }
+            Err(DeployError::Weight { path, reason })
+        };
+        let format = weight.scheme().format;
+        if !format.is_int() {
+            return leave(format!("{} is no integer format", weight.scheme()));
+        }
+        let read = |values: &HashMap<TensorId, DispatchTensor>| {
+            let value = values.get(&id).cloned();
+            value.map(HostTensor::read).transpose()
+        };
+        let [codes, scales, zeros] = seen.each_ref().map(read);
+        let (Some(codes), Some(scales), Some(zeros)) = (codes?, scales?, zeros?) else {
+            return Ok(());
+        };
+        let Some((scale, zero_point)) = spread(&codes.shape, &scales.floats(), &zeros.floats())
+        else {
+            return leave(format!(
+                "the scales of {} lie neither along an axis nor in blocks of rows",
+                weight.scheme()
+            ));
+        };
+        // As ragged blocks of many sizes come out.
+        let is_scattered = matches!(scale, Spread::Blocks(1, _));
+        if is_scattered && is_rounded(value, weight)? {
+            let reason = format!("{} would have a scale for each weight", weight.scheme());
+            let path = path.to_string();
+            self.left_float.insert(id, (path, reason));
+            return Ok(());
+        }
+        self.codes.insert(
+            id,
+            Codes {
+                path: path.to_string(),
+                codes: codes.floats().into_iter().map(|code| code as i32).collect(),
+                shape: codes.shape,
+                scale,
+                zero_point,
+                bits: format.bits(),
+                signed: weight.scheme().quant_min() < 0.0,
+            },
+        );
+        Ok(())
     }
 
     pub(crate) fn get(&self, id: TensorId) -> Option<&Codes> {
@@ -221,6 +250,29 @@ fn values_of(weight: &QuantizedTensor) -> Vec<f32> {
     let steps = weight.codes().iter().zip(zeros);
     let steps = steps.map(|(code, zero)| number(*code) - zero);
     steps.zip(scales).map(|(steps, s)| steps * s).collect()
+}
+
+/// A tensor that is a quantized weight, looked at in its way.
+struct View<'a> {
+    position: usize,
+    id: TensorId,
+    weight: &'a QuantizedTensor,
+}
+
+/// The views of so many weights at a time that their codes, scales and zero points as floats are small beside
+/// the model: 64 MiB each, or one weight. A weight's views are in one part.
+fn in_parts<'a, 'b>(views: &'a [View<'b>]) -> Vec<&'a [View<'b>]> {
+    const ELEMENTS: usize = 1 << 24;
+    let (mut parts, mut start, mut end, mut elements) = (Vec::new(), 0, 0, 0);
+    for of_weight in views.chunk_by(|a, b| a.position == b.position) {
+        end += of_weight.len();
+        elements += of_weight[0].weight.codes().len();
+        if elements >= ELEMENTS || end == views.len() {
+            parts.push(&views[start..end]);
+            (start, elements) = (end, 0);
+        }
+    }
+    parts
 }
 
 /// Tensors that are a parameter, looked at in another way.

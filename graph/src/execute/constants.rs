@@ -84,11 +84,42 @@ impl Graph {
         &self,
         parameters: &[DispatchTensor],
     ) -> Result<HashMap<TensorId, DispatchTensor>, GraphError> {
+        let mut known: HashSet<TensorId> = self.constants.keys().copied().collect();
+        known.extend(self.parameters.iter().map(|parameter| parameter.tensor));
+        self.values_from(parameters, known, |_| true)
+    }
+
+    /// Of [`constant_values`](Self::constant_values) the `wanted` ones that are computed from the parameters at
+    /// these positions alone, by way of wanted ones, and those parameters.
+    ///
+    /// # Errors
+    ///
+    /// As [`constant_values`](Self::constant_values).
+    ///
+    /// # Panics
+    ///
+    /// If a position is none of [`parameters`](Self::parameters).
+    pub fn values_of_parameters(
+        &self,
+        parameters: &[DispatchTensor],
+        positions: &[usize],
+        wanted: impl Fn(TensorId) -> bool,
+    ) -> Result<HashMap<TensorId, DispatchTensor>, GraphError> {
+        let tensor = |position: &usize| self.parameters[*position].tensor;
+        let known = positions.iter().map(tensor).collect();
+        self.values_from(parameters, known, wanted)
+    }
+
+    /// The values of what is known, and of wanted tensors that are computed from it.
+    fn values_from(
+        &self,
+        parameters: &[DispatchTensor],
+        mut known: HashSet<TensorId>,
+        wanted: impl Fn(TensorId) -> bool,
+    ) -> Result<HashMap<TensorId, DispatchTensor>, GraphError> {
         let device = parameters.first().map(TensorMetadata::device);
         let device = device.ok_or(GraphError::NoDevice)?;
         let mut alive = Alive::new(self, parameters, &[], device, &AsRecorded);
-        let mut known: HashSet<TensorId> = self.constants.keys().copied().collect();
-        known.extend(self.parameters.iter().map(|parameter| parameter.tensor));
         let mut values = HashMap::new();
         for id in &known {
             values.insert(*id, alive.output(*id)?);
@@ -97,7 +128,8 @@ impl Graph {
         for (node, assignment) in self.nodes().zip(assignments) {
             let operation = node.operation();
             let depends = operation.inputs().any(|input| !known.contains(&input.id));
-            if depends || instead_of_random(operation, &alive.device()).is_some() {
+            let is_wanted = operation.outputs().all(|output| wanted(output.id));
+            if depends || !is_wanted || instead_of_random(operation, &alive.device()).is_some() {
                 continue;
             }
             alive.begin(node, assignment);
