@@ -67,6 +67,23 @@ fn a_linear_layer_of_sequences_has_any_batch_from_every_size() {
     });
 }
 
+/// Not a number is not what it is itself, and yet the same operation.
+#[test]
+fn what_fills_with_nan_has_any_batch() {
+    let device = Device::flex();
+    let forward = |_: &Nothing, x: Tensor<2>| {
+        let below = x.clone().lower_elem(0.0);
+        let marked = x.clone().mask_fill(below, f32::NAN);
+        x.mask_fill(marked.is_nan(), 0.5)
+    };
+    let x = tensor::<2>(1, [3, 5], &device);
+    let export = Export::record(&Nothing {}, &x, forward).unwrap();
+    assert_eq!(export.to_onnx(Form::Float).unwrap().fixed_batch, None);
+    let engine = EngineConfig::new().compile(export).unwrap();
+    let x = tensor::<2>(2, [4, 5], &device);
+    close(engine.run(&x).unwrap(), forward(&Nothing {}, x));
+}
+
 /// Of a batch of one, what a layer computed has the shape of a weight with a leading axis.
 #[test]
 fn products_of_each_example_with_itself_have_any_batch() {

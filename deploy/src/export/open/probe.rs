@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use burn::backend::ir::{
-    BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus,
+    BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, ScalarIr, TensorId, TensorIr,
+    TensorStatus,
 };
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
@@ -201,6 +202,13 @@ fn without_sizes(operation: &OperationIr) -> OperationIr {
             tensor.id = TensorId::new(0);
             tensor.shape = Shape::from(vec![1; tensor.shape.num_dims()]);
             tensor.status = TensorStatus::ReadOnly;
+        }
+
+        fn visit_scalar_mut(&mut self, scalar: &mut ScalarIr) {
+            // Not a number is not what it is itself.
+            if matches!(scalar, ScalarIr::Float(number) if number.is_nan()) {
+                *scalar = ScalarIr::Bool(true);
+            }
         }
 
         fn visit_range_mut(&mut self, range: &mut Slice) {
