@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{AutocastConfig, Fallback, GradScalerConfig, LossScale, SkipCause};
 
 use crate::model::{bits, gradients, one_gradient, prepared};
@@ -194,6 +194,55 @@ fn a_step_that_clips_is_unscaling_clipping_and_applying() {
                     if let Some((cause, count)) = paths[0] {
                         assert_eq!((cause, count), (SkipCause::LossNotFinite, 4));
                     }
+                }
+            }
+        }
+    });
+}
+
+#[derive(Module, Debug)]
+struct Table {
+    values: Param<Tensor<2>>,
+}
+
+/// More than a GPU adds up in one row, and more than the rows hold.
+#[test]
+fn every_element_of_a_large_gradient_is_looked_at() {
+    const SHAPE: [usize; 2] = [317, 409];
+    const COUNT: usize = SHAPE[0] * SHAPE[1];
+    each_device(|target| {
+        let zeros = Tensor::zeros(SHAPE, &target.device.clone().autodiff());
+        let model = Table {
+            values: Param::from_tensor(zeros),
+        };
+        let gradient = |numbers: Vec<f32>| {
+            let data = TensorData::new(numbers, SHAPE);
+            let mut grads = GradientsParams::new();
+            grads.register::<2>(model.values.id, Tensor::from_data(data, &target.device));
+            grads
+        };
+        let step = |max_norm, numbers| {
+            let config = GradScalerConfig::new(LossScale::Static(2.0));
+            let mut scaler = config.with_max_norm(max_norm).init().unwrap();
+            let mut optim = SgdConfig::new().init();
+            let grads = gradient(numbers);
+            let stepped = scaler.step(&mut optim, 1.0, model.clone(), grads).unwrap();
+            (
+                scaler.report().unwrap().clone(),
+                values(stepped.values.val()),
+            )
+        };
+        // Sums of whole numbers are exact.
+        let (report, _) = step(Some(1e9), vec![2.0; COUNT]);
+        assert_eq!(report.norm, Some((COUNT as f32).sqrt()), "{}", target.name);
+        for max_norm in [None, Some(1.0)] {
+            for at in [0, 1023, 1024, COUNT / 1024 * 1024, COUNT - 1] {
+                for number in [f32::INFINITY, f32::NAN] {
+                    let mut numbers = vec![1.0; COUNT];
+                    numbers[at] = number;
+                    let (report, stepped) = step(max_norm, numbers);
+                    assert!(report.skipped, "{at} on {}", target.name);
+                    assert!(stepped.iter().all(|value| *value == 0.0));
                 }
             }
         }

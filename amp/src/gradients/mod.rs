@@ -4,6 +4,7 @@ pub(crate) mod forensics;
 mod norm;
 mod overflow;
 mod reads;
+mod sums;
 mod unscale;
 mod unscaled;
 mod walk;

@@ -5,6 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::FloatVisitor;
 
+use super::sums::sum;
 use super::walk::{same_device, visit_once};
 use crate::AmpError;
 use crate::device::is_cpu_backend;
@@ -86,7 +87,7 @@ impl FloatVisitor for Squares<'_> {
 
 /// In F32, `[1]`.
 pub(super) fn sum_of_squares<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
-    grad.square().sum().cast(DType::F32)
+    sum(grad.square()).cast(DType::F32)
 }
 
 pub(super) struct Multiply<'a> {

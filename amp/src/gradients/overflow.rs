@@ -6,6 +6,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_lean_reparam::FloatVisitor;
 
 use super::reads::Reads;
+use super::sums::sum;
 use super::walk::visit_once;
 use crate::AmpError;
 
@@ -22,7 +23,7 @@ pub(crate) struct OverflowingParameter {
 ///
 /// `0 · x` is 0 for every finite `x`, so the sum cannot overflow, as a sum of the gradients could.
 pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    x.mul_scalar(0.0).sum()
+    sum(x.mul_scalar(0.0))
 }
 
 /// How many elements are not finite, and the largest magnitude of the others.
