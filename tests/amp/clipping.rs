@@ -234,7 +234,12 @@ fn every_element_of_a_large_gradient_is_looked_at() {
         };
         // Sums of whole numbers are exact.
         let (report, _) = step(Some(1e9), vec![2.0; COUNT]);
-        assert_eq!(report.grad_norm, Some((COUNT as f32).sqrt()), "{}", target.name);
+        assert_eq!(
+            report.grad_norm,
+            Some((COUNT as f32).sqrt()),
+            "{}",
+            target.name
+        );
         for max_norm in [None, Some(1.0)] {
             for at in [0, 1023, 1024, COUNT / 1024 * 1024, COUNT - 1] {
                 for number in [f32::INFINITY, f32::NAN] {

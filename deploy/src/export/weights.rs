@@ -119,12 +119,10 @@ impl Weights {
             // The same reshapes and swaps, of codes, scales and zero points.
             let seen = |what: &dyn Fn(&QuantizedTensor) -> Vec<f32>| {
                 let mut values = parameters.to_vec();
-                for View {
-                    position, weight, ..
-                } in part
-                {
+                for views in part.chunk_by(View::is_of_same) {
+                    let weight = views[0].weight;
                     let data = TensorData::new(what(weight), weight.shape().to_vec());
-                    let value = &mut values[*position];
+                    let value = &mut values[views[0].position];
                     *value = Dispatch::float_from_data(data, &value.device());
                 }
                 graph.values_of_parameters(&values, &positions, |id| ids.contains(&id))
@@ -259,12 +257,18 @@ struct View<'a> {
     weight: &'a QuantizedTensor,
 }
 
+impl View<'_> {
+    fn is_of_same(&self, other: &Self) -> bool {
+        self.position == other.position
+    }
+}
+
 /// The views of so many weights at a time that their codes, scales and zero points as floats are small beside
 /// the model: 64 MiB each, or one weight. A weight's views are in one part.
 fn in_parts<'a, 'b>(views: &'a [View<'b>]) -> Vec<&'a [View<'b>]> {
     const ELEMENTS: usize = 1 << 24;
     let (mut parts, mut start, mut end, mut elements) = (Vec::new(), 0, 0, 0);
-    for of_weight in views.chunk_by(|a, b| a.position == b.position) {
+    for of_weight in views.chunk_by(View::is_of_same) {
         end += of_weight.len();
         elements += of_weight[0].weight.codes().len();
         if elements >= ELEMENTS || end == views.len() {

@@ -116,9 +116,10 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// [`PruneError::NoPrunableParameter`], [`PruneError::AllExcluded`], [`PruneError::Reparameterized`] where zeros in a base
-    /// do not reach the effective value, [`PruneError::CopiesDiffer`] where a parameter is there twice
-    /// with other values, and [`PruneError::Device`] where reading fails.
+    /// [`PruneError::NoPrunableParameter`], [`PruneError::AllExcluded`],
+    /// [`PruneError::Reparameterized`] where zeros in a base do not reach the effective value,
+    /// [`PruneError::CopiesDiffer`] where a parameter is there twice with other values, and
+    /// [`PruneError::Device`] where reading fails.
     pub fn of<M: Module>(model: &M, group: Option<&ParamGroup>) -> Result<Self, PruneError> {
         let mut choose = Choose {
             group,
