@@ -5,7 +5,7 @@ use burn_lean_graph::GraphError;
 use burn_lean_layerwise::LayerwiseError;
 use burn_lean_reparam::{AttachError, Rejected};
 
-use crate::model::SelectedParameter;
+use crate::model::{SelectedParameter, largest};
 use crate::sparse::RecordFault;
 
 /// Every error of this crate.
@@ -22,10 +22,8 @@ pub enum PruneError {
     )]
     NoPrunableParameter,
     /// Each parameter of the model is excluded.
-    #[error(
-        "no parameter can be pruned: {}; a `ParamGroup` names weights of layers of your own (`Pruner::group`)",
-        largest(.parameters)
-    )]
+    #[error("no parameter can be pruned: {}; a `ParamGroup` names weights of layers of your own \
+             (`Pruner::group`)", largest(.parameters))]
     AllExcluded {
         /// All, with the reason for each.
         parameters: Vec<SelectedParameter>,
@@ -599,20 +597,4 @@ fn shape_or_absent(shape: &Option<Vec<usize>>) -> String {
         Some(shape) => format!("has the shape {shape:?}"),
         None => "does not exist".into(),
     }
-}
-
-/// The largest of these parameters, with shape and reason.
-fn largest(parameters: &[SelectedParameter]) -> String {
-    const SHOWN: usize = 3;
-    let mut sorted: Vec<_> = parameters.iter().collect();
-    sorted.sort_by_key(|parameter| std::cmp::Reverse(parameter.elements()));
-    let said = |parameter: &&SelectedParameter| {
-        let why = parameter.excluded.as_ref().map(|why| format!(" ({why})"));
-        let SelectedParameter { path, shape, .. } = parameter;
-        format!("`{path}` {shape:?}{}", why.unwrap_or_default())
-    };
-    let more = sorted.len().saturating_sub(SHOWN);
-    let mut text: Vec<_> = sorted.iter().take(SHOWN).map(said).collect();
-    text.extend((more > 0).then(|| format!("{more} more")));
-    text.join(", ")
 }

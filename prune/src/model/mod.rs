@@ -16,4 +16,5 @@ pub use evaluation::mean_loss;
 pub use flops::flops;
 pub use layout::{Layer, LayerKind, Layout};
 pub use report::{LayerReport, PruneReport};
+pub(crate) use selection::largest;
 pub use selection::{ExcludedBecause, SelectedParameter, Selection};

@@ -56,6 +56,27 @@ impl SelectedParameter {
     }
 }
 
+impl fmt::Display for SelectedParameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {:?}", self.path, self.shape)?;
+        match &self.excluded {
+            Some(why) => write!(f, " ({why})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The largest of these parameters, and how many more there are.
+pub(crate) fn largest(parameters: &[SelectedParameter]) -> String {
+    const SHOWN: usize = 3;
+    let mut sorted: Vec<_> = parameters.iter().collect();
+    sorted.sort_by_key(|parameter| std::cmp::Reverse(parameter.elements()));
+    let more = sorted.len().saturating_sub(SHOWN);
+    let shown = sorted.iter().take(SHOWN).map(ToString::to_string);
+    let more = (more > 0).then(|| format!("{more} more"));
+    shown.chain(more).collect::<Vec<_>>().join(", ")
+}
+
 /// Why a parameter is not pruned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
