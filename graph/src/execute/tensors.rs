@@ -46,6 +46,8 @@ pub(crate) struct Alive<'a> {
     stored_in: Option<FloatDType>,
     /// It has several float operands.
     has_several: bool,
+    /// No gradient goes to its operand.
+    stops: bool,
     index: usize,
 }
 
@@ -103,6 +105,7 @@ impl<'a> Alive<'a> {
             is_recomputed: false,
             stored_in: None,
             has_several: false,
+            stops: false,
             index: 0,
         }
     }
@@ -133,6 +136,7 @@ impl<'a> Alive<'a> {
             .filter(|one| one.dtype.is_float())
             .nth(1)
             .is_some();
+        self.stops = self.graph.composites.is_subtracted_maximum(self.index);
     }
 
     pub(crate) fn end(&mut self, index: usize) {
@@ -372,6 +376,9 @@ impl Operands for Alive<'_> {
             None => self.take(tensor),
             Some(form) => self.brought(tensor, form),
         };
+        if self.stops {
+            return Dispatch::float_detach(value);
+        }
         if let Some(half) = self.stored_in.filter(|_| self.is_read_here_alone(tensor)) {
             value = Dispatch::store_in_half(value, half == FloatDType::BF16);
         }

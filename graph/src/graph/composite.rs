@@ -2,8 +2,13 @@
 //!
 //! Burn's autodiff composes both of small operations. The graph keeps these, as whoever looks at it or
 //! computes gradients of its own expects; an execution may compute them as one.
+//!
+//! Burn's softmax and its relatives subtract a maximum that they detach, which a recording does not show:
+//! see `maxima`.
 
-use std::collections::HashMap;
+mod maxima;
+
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{
     ActivationOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
@@ -57,6 +62,8 @@ pub(crate) struct Composites {
     ends: HashMap<usize, Composite>,
     /// For each other position the last one.
     inner: HashMap<usize, usize>,
+    /// Positions of maxima that have no gradient.
+    maxima: HashSet<usize>,
 }
 
 impl Composites {
@@ -69,6 +76,12 @@ impl Composites {
     pub(crate) fn around(&self, index: usize) -> Option<(usize, &Composite)> {
         let end = *self.inner.get(&index)?;
         Some((end, self.ends.get(&end)?))
+    }
+
+    /// Whether a position is a maximum that a softmax, or what is like one, subtracts: no gradient goes
+    /// through it.
+    pub(crate) fn is_subtracted_maximum(&self, index: usize) -> bool {
+        self.maxima.contains(&index)
     }
 
     pub(super) fn of(graph: &Graph) -> Self {
@@ -84,6 +97,7 @@ impl Composites {
         let mut found = Self::default();
         // From behind: a shift belongs to its norm, which without it ends before.
         for index in (0..graph.operations.len()).rev() {
+            found.maxima.extend(finder.subtracted_maximum(index));
             if found.inner.contains_key(&index) {
                 continue;
             }
