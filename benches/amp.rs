@@ -31,7 +31,7 @@ use burn_lean::amp::{
     LossScale, Speculative, audit, audit::Memory, supported_dtypes,
 };
 use clap::Parser;
-use harness::{ConvNet, Variant, interleave};
+use harness::{ConvNet, Turns, Variant, interleave, warm_up};
 use peak_alloc::PeakAlloc;
 use support::{Cell, DeviceName, Table};
 
@@ -62,12 +62,26 @@ struct Arguments {
     /// Only networks whose name contains this.
     #[arg(long, default_value = "")]
     network: String,
+    /// Only F32, which the others are compared with, and this.
+    #[arg(long)]
+    dtype: Option<HalfName>,
+    /// A file for several benchmarks at once: none of them takes samples while another one still tunes or
+    /// compiles kernels, or takes its own.
+    #[arg(long)]
+    turns: Option<std::path::PathBuf>,
     /// Also write each table to STEM-NETWORK.json.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// A half dtype.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum HalfName {
+    F16,
+    Bf16,
 }
 
 fn main() -> ExitCode {
@@ -252,12 +266,21 @@ fn benchmark<N: Network>(arguments: &Arguments, device: &Device) -> Result<(), B
     if !N::NAME.contains(&arguments.network) {
         return Ok(());
     }
+    let turns = arguments.turns.as_deref().map(Turns::at).transpose()?;
     let supported = supported_dtypes(&device.clone().inner());
     let mut rows = Vec::new();
     let mut variants = Vec::new();
     for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::BF16] {
         // A device without BF16 has the row of F16; one without any half emulates F16.
         if !supported.contains(&dtype) && (dtype == FloatDType::BF16 || supported.len() > 1) {
+            continue;
+        }
+        let left_out = match arguments.dtype {
+            None => None,
+            Some(HalfName::F16) => Some(FloatDType::BF16),
+            Some(HalfName::Bf16) => Some(FloatDType::F16),
+        };
+        if left_out == Some(dtype) {
             continue;
         }
         let (model, autocast) = AutocastConfig::new(dtype)
@@ -278,7 +301,15 @@ fn benchmark<N: Network>(arguments: &Arguments, device: &Device) -> Result<(), B
     }
     let bar = support::progress((arguments.samples + 1) * variants.len(), N::NAME);
     let (samples, steps) = (arguments.samples, arguments.steps);
+    let turn = match turns {
+        None => None,
+        Some(turns) => {
+            warm_up(&mut variants, device)?;
+            Some(turns.wait()?)
+        }
+    };
     interleave(&mut variants, samples, steps, device, &bar)?;
+    drop(turn);
     let mut table = table(N::NAME, device);
     report(N::NAME, &rows, &variants, &mut table);
     table.publish_as(arguments.json.as_deref(), &N::NAME.replace(' ', "-"))?;

@@ -8,6 +8,7 @@
 #![allow(dead_code, unused_imports)]
 
 mod conv_net;
+mod turns;
 
 use std::error::Error;
 use std::time::Instant;
@@ -16,6 +17,7 @@ use burn::tensor::Device;
 use indicatif::ProgressBar;
 
 pub(crate) use conv_net::ConvNet;
+pub(crate) use turns::Turns;
 
 /// A way to compute something, with the samples taken of it.
 pub(crate) struct Variant {
@@ -43,6 +45,14 @@ impl Variant {
         let pairs = self.milliseconds.iter().zip(&other.milliseconds);
         median(pairs.map(|(a, b)| of(*a, *b)).collect())
     }
+}
+
+/// A step of each variant: kernels are compiled then.
+pub(crate) fn warm_up(variants: &mut [Variant], device: &Device) -> Result<(), Box<dyn Error>> {
+    for variant in variants {
+        (variant.step)()?;
+    }
+    Ok(device.clone().inner().sync()?)
 }
 
 /// Takes `samples` samples of `steps` steps of each variant; none for 0.
