@@ -52,8 +52,9 @@
 //! | cannot | read values, stop gradients inside | – |
 //! | under the Learner | `autocast.run(self, item, …)` in `AmpTrainStep` | `autocast.forward(…)` there |
 //!
-//! Take the first, and the second for what cannot be recorded. On flex the first holds fewer bytes, too; on
-//! a device that computes in half by itself that was not measured.
+//! Take the first, and the second for what cannot be recorded. On flex the first holds fewer bytes, too. On
+//! an H200 with Burn's `fusion` and `autotune` a transformer block took 0.75 (BF16) and 0.85 (F16) of a step in
+//! F32 the first way, and more than twice as long as F32 the second.
 //!
 //! # Which dtype
 //!

@@ -40,7 +40,7 @@ mod tests {
             let found = counted(count, device.as_dispatch());
             let found = Tensor::<1, Int>::from_dispatch(found).into_data();
             let expected: Vec<i32> = (1..=count as i32).collect();
-            assert_eq!(found.to_vec::<i32>().unwrap(), expected);
+            assert_eq!(found.try_to_vec::<i32>().unwrap(), expected);
         }
     }
 }
