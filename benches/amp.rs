@@ -33,7 +33,7 @@ use burn_lean::amp::{
 use clap::Parser;
 use harness::{ConvNet, Turns, Variant, interleave, warm_up};
 use peak_alloc::PeakAlloc;
-use support::{Cell, DeviceName, Table};
+use support::{Cell, DeviceName, Dtype, Table};
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -64,7 +64,7 @@ struct Arguments {
     network: String,
     /// Only F32, which the others are compared with, and this.
     #[arg(long)]
-    dtype: Option<HalfName>,
+    dtype: Option<Dtype>,
     /// A file for several benchmarks at once: none of them takes samples while another one still tunes or
     /// compiles kernels, or takes its own.
     #[arg(long)]
@@ -75,13 +75,6 @@ struct Arguments {
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-/// A half dtype.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum HalfName {
-    F16,
-    Bf16,
 }
 
 fn main() -> ExitCode {
@@ -275,12 +268,9 @@ fn benchmark<N: Network>(arguments: &Arguments, device: &Device) -> Result<(), B
         if !supported.contains(&dtype) && (dtype == FloatDType::BF16 || supported.len() > 1) {
             continue;
         }
-        let left_out = match arguments.dtype {
-            None => None,
-            Some(HalfName::F16) => Some(FloatDType::BF16),
-            Some(HalfName::Bf16) => Some(FloatDType::F16),
-        };
-        if left_out == Some(dtype) {
+        let only = arguments.dtype.map(FloatDType::from);
+        let is_left_out = only.is_some_and(|only| ![FloatDType::F32, only].contains(&dtype));
+        if is_left_out {
             continue;
         }
         let (model, autocast) = AutocastConfig::new(dtype)

@@ -164,13 +164,8 @@ impl<'a> Finder<'a> {
         let (NumericOperationIr::SumDim(sum), at_sum) = self.numeric(sum, 1)? else {
             return None;
         };
-        let (OperationIr::Float(_, FloatOperationIr::Exp(exponential)), at_exp) =
-            self.maker(exp, 2)?
-        else {
-            return None;
-        };
-        let (NumericOperationIr::Sub(shift), at_shift) = self.numeric(&exponential.input, 1)?
-        else {
+        let (exponent, at_exp) = self.exp(exp, 2)?;
+        let (NumericOperationIr::Sub(shift), at_shift) = self.numeric(exponent, 1)? else {
             return None;
         };
         let (NumericOperationIr::MaxDim(most), at_most) = self.numeric(&shift.rhs, 1)? else {

@@ -14,35 +14,33 @@ impl Finder<'_> {
     /// The position of the maximum that is subtracted in what ends at a position, if it is a softmax, a
     /// logarithm of one, or a quiet softmax.
     pub(super) fn subtracted_maximum(&self, index: usize) -> Option<usize> {
+        if let Some(softmax) = self.softmax(index) {
+            // The first of its parts, where it has any.
+            return softmax.inner.first().copied();
+        }
         let OperationIr::NumericFloat(_, operation) = self.own(index)? else {
             return None;
         };
         match operation {
+            // exp(x − m) / (Σ exp(x − m) + exp(−m))
             Op::Div(div) => {
-                let (exp, at_exp) = self.exp(&div.lhs, 2)?;
-                let (Op::Sub(shift), _) = self.numeric(exp, 1)? else {
+                let (exponent, at_exp) = self.exp(&div.lhs, 2)?;
+                let (Op::Sub(shift), _) = self.numeric(exponent, 1)? else {
                     return None;
                 };
-                match self.numeric(&div.rhs, 1)? {
-                    // exp(x − m) / Σ exp(x − m)
-                    (Op::SumDim(sum), _) if self.is_made_at(&sum.input, at_exp) => {
-                        self.maximum(&shift.lhs, &shift.rhs, sum.axis, 1)
-                    }
-                    // exp(x − m) / (Σ exp(x − m) + exp(−m))
-                    (Op::Add(all), _) => {
-                        let (Op::SumDim(sum), _) = self.numeric(&all.lhs, 1)? else {
-                            return None;
-                        };
-                        let (Op::Neg(neg), _) = self.numeric(self.exp(&all.rhs, 1)?.0, 1)? else {
-                            return None;
-                        };
-                        let fits =
-                            self.is_made_at(&sum.input, at_exp) && neg.input.id == shift.rhs.id;
-                        let most = fits.then(|| self.without_infinity(&shift.rhs))??;
-                        self.maximum(&shift.lhs, most, sum.axis, 2)
-                    }
-                    _ => None,
-                }
+                let (Op::Add(all), _) = self.numeric(&div.rhs, 1)? else {
+                    return None;
+                };
+                let (Op::SumDim(sum), _) = self.numeric(&all.lhs, 1)? else {
+                    return None;
+                };
+                let (Op::Neg(neg), _) = self.numeric(self.exp(&all.rhs, 1)?.0, 1)? else {
+                    return None;
+                };
+                let is_sum = self.made_by.get(&sum.input.id) == Some(&at_exp);
+                let fits = is_sum && neg.input.id == shift.rhs.id;
+                let most = fits.then(|| self.without_infinity(&shift.rhs))??;
+                self.maximum(&shift.lhs, most, sum.axis, 2)
             }
             // (x − m) − log Σ exp(x − m)
             Op::Sub(sub) => {
@@ -66,15 +64,11 @@ impl Finder<'_> {
     }
 
     /// The operand of the exponential that a tensor is, and its position.
-    fn exp(&self, tensor: &TensorIr, readers: usize) -> Option<(&TensorIr, usize)> {
+    pub(super) fn exp(&self, tensor: &TensorIr, readers: usize) -> Option<(&TensorIr, usize)> {
         match self.maker(tensor, readers)? {
             (OperationIr::Float(_, FloatOperationIr::Exp(exp)), at) => Some((&exp.input, at)),
             _ => None,
         }
-    }
-
-    fn is_made_at(&self, tensor: &TensorIr, index: usize) -> bool {
-        self.made_by.get(&tensor.id) == Some(&index)
     }
 
     /// The maximum of which a tensor is a copy with zeros for infinities.
