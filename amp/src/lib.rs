@@ -92,10 +92,16 @@
 //! inside of its forward pass are F32 and do not mix with half ones: [`to_region`] casts them, and
 //! [`audit()`] finds those that are not. [`Autocast::run`] needs neither.
 //!
+//! Burn adds up a convolution in half precision itself, on flex in F16 and, where nothing is tuned, on GPUs: a sum of
+//! many terms stands still there, and gradients of weights are too small. [`Autocast::run`] adds up in F32, on GPUs
+//! where it finds that terms are lost, on operands in half. A region cannot: there a warning tells, and
+//! [`convolution_of_4096_ones`](self_test::SelfTest::convolution_of_4096_ones).
+//!
 //! # Feature flags
 //!
 //! - `flex`, `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda`, `cpu`: forwarded to Burn; a backend's
-//!   feature also compiles emulation for it.
+//!   feature also compiles emulation for it, and that of a GPU the kernel that unscales gradients and looks at
+//!   them in one pass.
 //! - `train`: integration with Burn's `Learner`.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

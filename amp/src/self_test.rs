@@ -2,13 +2,15 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
 use crate::device::compute::Compute;
 use crate::device::{device_name, unsupported};
-use crate::gradients::{non_finite_flag, read};
+use crate::gradients::{Look, read};
 
 /// What [`self_test`] found on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,9 +34,18 @@ pub struct SelfTest {
     pub matmul_of_4096_ones: f32,
     /// Sum of 4,096 ones in the dtype: as above.
     pub sum_of_4096_ones: f32,
+    /// Sum of 4,096 ones, as a convolution with a kernel as large as the image: as above. Where it is less,
+    /// convolutions in a region lose terms, those of their weights' gradients above all;
+    /// [`Autocast::run`](crate::Autocast::run) runs them in F32.
+    pub convolution_of_4096_ones: f32,
 }
 
 impl SelfTest {
+    /// Whether convolutions add up in the dtype, and lose terms.
+    pub(crate) fn loses_terms(&self) -> bool {
+        (self.convolution_of_4096_ones - 4096.0).abs() > 1.0
+    }
+
     /// The first check that makes training in this dtype unsound, if any.
     ///
     /// Half accumulators are no failure by themselves: they cost accuracy.
@@ -94,6 +105,7 @@ impl SelfTest {
 /// let test = burn_lean_amp::self_test(&Device::flex(), FloatDType::F16).unwrap();
 /// assert_eq!(test.doubled_60000, f32::INFINITY);
 /// assert_eq!(test.matmul_of_4096_ones, 4096.0);
+/// assert_eq!(test.convolution_of_4096_ones, 2048.0); // Half accumulators.
 /// assert!(test.failure().is_none());
 /// ```
 pub fn self_test(device: &Device, dtype: FloatDType) -> Result<SelfTest, AmpError> {
@@ -135,10 +147,10 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
     let ones = Tensor::<2>::ones([1, 4096], (&device, DType::F32));
 
     let transaction = Transaction::default()
-        .register(non_finite_flag(inf))
-        .register(non_finite_flag(upload(&[1.0, f32::NAN, 2.0])))
-        .register(non_finite_flag(computed))
-        .register(non_finite_flag(upload(&[f32::MAX, -f32::MAX])))
+        .register(Look::Finite.at(inf))
+        .register(Look::Finite.at(upload(&[1.0, f32::NAN, 2.0])))
+        .register(Look::Finite.at(computed))
+        .register(Look::Finite.at(upload(&[f32::MAX, -f32::MAX])))
         .register(
             compute
                 .cast(compute.cast(upload(&[60_000.0])).mul_scalar(2.0))
@@ -150,7 +162,8 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
                 .matmul(compute.cast(ones.clone()).transpose())
                 .cast(FloatDType::F32),
         )
-        .register(compute.cast(ones).sum().cast(FloatDType::F32));
+        .register(compute.cast(ones.clone()).sum().cast(FloatDType::F32))
+        .register(convolved(compute.cast(ones)).cast(FloatDType::F32));
     let data = read(transaction)?;
     let first = |index: usize| {
         data[index]
@@ -168,5 +181,13 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
         doubled_60000: first(4),
         matmul_of_4096_ones: first(5),
         sum_of_4096_ones: first(6),
+        convolution_of_4096_ones: first(7),
     })
+}
+
+/// The sum of 4,096 ones as a convolution.
+fn convolved(ones: Tensor<2>) -> Tensor<4> {
+    let image = ones.reshape([1, 1, 64, 64]);
+    let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+    conv2d(image.clone(), image, None, options)
 }

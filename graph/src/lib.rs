@@ -45,6 +45,9 @@ mod capture;
 mod conversions;
 mod error;
 mod execute;
+#[cfg(feature = "cube")]
+#[doc(hidden)]
+pub mod fused;
 mod graph;
 pub mod hooks;
 mod interpret;

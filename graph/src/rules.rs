@@ -51,6 +51,13 @@ pub trait Rules {
         Arithmetic::Native
     }
 
+    /// Whether the device, which computes in the half dtype by itself, adds up in it in this operation, and
+    /// loses terms or leaves the range: where its operands are in half it runs in F32 on them, then.
+    /// [`Node::rounding_error`] finds out.
+    fn adds_up_in_half(&self, _node: &Node<'_>) -> bool {
+        false
+    }
+
     /// What float results are cast to; `None` leaves them as they are.
     fn results(&self) -> Option<FloatDType> {
         None
@@ -80,6 +87,8 @@ pub struct Assignment {
     pub operands: Option<FloatDType>,
     /// The dtype of its float results, if it has any.
     pub results: Option<DType>,
+    /// It runs in F32 on operands in half, since the device would [add up in half](Rules::adds_up_in_half).
+    pub widened: bool,
 }
 
 /// Whether rules may cast a tensor of this dtype: F32 and half, not F64 and what is quantized.
@@ -116,9 +125,7 @@ impl Graph {
             .nodes()
             .map(|node| self.assign_one(rules, node, &precisions, &mut dtypes))
             .collect();
-        if rules.arithmetic() == Arithmetic::Widened {
-            self.keep_wide(&mut assigned);
-        }
+        self.keep_wide(&mut assigned, rules.arithmetic());
         assigned
     }
 
@@ -140,10 +147,12 @@ impl Graph {
     }
 
     /// The result of a product that is computed in F32 anyway is not rounded for readers in F32.
-    fn keep_wide(&self, assigned: &mut [Assignment]) {
+    fn keep_wide(&self, assigned: &mut [Assignment], arithmetic: Arithmetic) {
         for index in 0..assigned.len() {
             let node = self.node(index);
-            if assigned[index].precision == Precision::Half
+            let is_wide = arithmetic == Arithmetic::Widened || assigned[index].widened;
+            if is_wide
+                && (assigned[index].precision == Precision::Half || assigned[index].widened)
                 && !node.moves()
                 && self.is_read_by(node, |reader| {
                     assigned[reader.index()].operands == Some(FloatDType::F32)
@@ -218,6 +227,13 @@ impl Graph {
             Precision::Widest | Precision::Follow => mixed.then_some(FloatDType::F32),
             Precision::AsRecorded => None,
         };
+        let half = rules.half();
+        let reads_half = operands.map_or(found.first() == Some(&half.into()), |to| to == half);
+        let widened = reads_half
+            && matches!(half, FloatDType::F16 | FloatDType::BF16)
+            && rules.arithmetic() == Arithmetic::Native
+            && rules.adds_up_in_half(&node);
+        let operands = if widened { Some(half) } else { operands };
         let is_cast = matches!(operation, OperationIr::BaseFloat(BaseOperationIr::Cast(_)));
         let rounds = operands == Some(FloatDType::F32)
             && rules.arithmetic() != Arithmetic::Emulated
@@ -243,6 +259,7 @@ impl Graph {
             precision,
             operands,
             results,
+            widened,
         }
     }
 }

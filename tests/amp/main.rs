@@ -26,4 +26,6 @@ mod running_statistics;
 mod scaler_records;
 mod shared_parameters;
 mod speculative;
+mod sums;
+mod unscaling;
 mod weight_cast;

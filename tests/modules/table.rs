@@ -112,6 +112,12 @@ that of its operands:
 Without its region such a module mixes dtypes. Burn's CPU backends panic then; a GPU backend may
 compute wrong numbers without a word.
 
+A convolution adds up many terms, those of all positions of a batch for the gradient of a weight. Burn
+does that in half precision itself, on flex in F16 and, where nothing is tuned, on GPUs, and there the sum
+stands still: in F16 at 2,048 equal terms, in BF16 at 256. In a region those gradients are too small, and
+`AutocastConfig::prepare` warns. GPUs average and interpolate so, too: the sum of a window may be infinite,
+and the gradient of what was enlarged too small. `Autocast::run` adds up in F32 on operands in half.
+
 *Range* is the largest of the magnitudes 1, 10, 40, 100, 1,000 and 30,000 of its input up to which the
 outputs and gradients of a module are known to be right in an F16 region (measured on flex): they are
 within the bound of rounding. Where it is less than 30,000, larger activations need `full_precision`, BF16, or

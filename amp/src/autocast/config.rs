@@ -12,7 +12,9 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach_if_any};
+use burn_lean_reparam::{
+    AttachError, ChainReparameterizer, FloatVisitor, Rejected, attach_if_any, visit_floats,
+};
 
 use crate::autocast::precision::KeptParameters;
 use crate::autocast::run::Resolved;
@@ -20,7 +22,7 @@ use crate::autocast::{region, weight_cast};
 use crate::device::compute::{Compute, cast_to};
 use crate::device::emulation;
 use crate::device::{Fallback, unsupported};
-use crate::self_test::self_test_compute;
+use crate::self_test::{SelfTest, self_test_compute};
 use crate::{AmpError, Autocast, Precision, autocast::KeptBecause};
 
 /// How a model computes in half precision.
@@ -180,6 +182,7 @@ impl AutocastConfig {
         if let Err(error) = kept.refuse_halves(None) {
             return Err(Rejected::new(model, error));
         }
+        warn_of_convolutions(&model, &devices, compute);
         let autocast = self.autocast(compute, devices);
         let master = AttachMasterWeight { kept: kept.kept };
         match attach(model, master) {
@@ -189,6 +192,39 @@ impl AutocastConfig {
                 Err(Rejected::new(model, error.into()))
             }
         }
+    }
+}
+
+/// A region cannot see a convolution: where those lose terms, who has some is told.
+fn warn_of_convolutions<M: Module>(model: &M, devices: &[Device], compute: Compute) {
+    struct Kernels(Option<String>);
+    impl FloatVisitor for Kernels {
+        fn visit<const D: usize>(&mut self, path: &str, _param: &Param<Tensor<D>>) {
+            if D > 2 && self.0.is_none() {
+                self.0 = Some(path.to_string());
+            }
+        }
+    }
+    let tested = |device| self_test_compute(device, compute).ok();
+    let losing = || {
+        devices
+            .iter()
+            .filter_map(tested)
+            .find(SelfTest::loses_terms)
+    };
+    let mut kernels = Kernels(None);
+    visit_floats(model, &mut kernels);
+    if let (Some(path), true) = (kernels.0, compute.is_half())
+        && let Some(test) = losing()
+    {
+        tracing::warn!(
+            device = %test.device,
+            dtype = ?test.dtype,
+            parameter = path,
+            convolution_of_4096_ones = test.convolution_of_4096_ones,
+            "the device adds up convolutions in half precision: in a region they lose terms, the gradients of \
+             weights above all. `Autocast::run` adds up in F32"
+        );
     }
 }
 

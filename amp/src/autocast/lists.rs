@@ -10,8 +10,10 @@ use burn::backend::ir::{
     ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr,
 };
 use burn::module::ParamGroup;
-use burn::tensor::FloatDType;
+use burn::tensor::{Device, FloatDType};
 use burn_lean_graph::{Arithmetic, Node, Precision, Rules};
+
+use crate::device::accumulation;
 
 /// Smallest normal F16 number: below it digits are lost, and from 3e-8 down everything.
 const SMALLEST_F16: f64 = 6.103_515_625e-5;
@@ -39,6 +41,7 @@ pub(crate) struct OnDevice<'a> {
     pub(crate) lists: &'a Lists,
     pub(crate) half: FloatDType,
     pub(crate) arithmetic: Arithmetic,
+    pub(crate) device: &'a Device,
 }
 
 impl Rules for OnDevice<'_> {
@@ -56,6 +59,10 @@ impl Rules for OnDevice<'_> {
         self.arithmetic
     }
 
+    fn adds_up_in_half(&self, node: &Node<'_>) -> bool {
+        accumulation::adds_up_in_half(node, self.device, self.half)
+    }
+
     fn results(&self) -> Option<FloatDType> {
         Some(FloatDType::F32)
     }
@@ -64,7 +71,9 @@ impl Rules for OnDevice<'_> {
 impl Lists {
     fn exception(&self, node: &Node<'_>) -> Option<Precision> {
         let fits = |except: &Except| match except {
-            Except::Operation(name) => node.name() == name,
+            Except::Operation(name) => {
+                node.name() == name || node.part_of().is_some_and(|whole| whole == name)
+            }
             Except::Module(group) => node
                 .parameters()
                 .any(|parameter| group.matches(&parameter.id, Some(&parameter.path))),

@@ -36,6 +36,9 @@ pub struct AssignedOperation {
     pub operands: Option<FloatDType>,
     /// Dtype of its float results, if it has any. Where half is emulated they are F32 tensors.
     pub result: Option<DType>,
+    /// A convolution, average or interpolation that the device would add up in half, and lose by it: it runs in F32,
+    /// on operands in half.
+    pub widened: bool,
 }
 
 impl Autocast {
@@ -54,8 +57,9 @@ impl Autocast {
     }
 
     /// Runs the operations of this name in another precision than the [lists](crate::modules) say:
-    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::explain`] lists them. A name that the
-    /// forward pass does not have changes nothing: `explain` shows what took effect.
+    /// `matmul`, `conv2d`, `softmax`, `gelu`, `div`… as [`Autocast::explain`] lists them; `softmax` and `layer_norm`
+    /// are all operations that Burn composes them of for training. A name that the forward pass does not have
+    /// changes nothing: `explain` shows what took effect.
     ///
     /// ```
     /// use burn::tensor::FloatDType;
@@ -124,6 +128,10 @@ impl Autocast {
     /// at the first for each value of a `bool` and each variant in `input`: it must not depend on numbers,
     /// or on what the closure captures. The quantizers of a model that is prepared for quantization act
     /// where they do in a run of its own, before the casts.
+    ///
+    /// What a device would add up in half runs in F32, on operands in half: averages and interpolations on GPUs, and
+    /// convolutions there that lose terms, which is tried out before their first step
+    /// ([`AssignedOperation::widened`]).
     ///
     /// What is held for the backward pass: operands of products in half, each weight once; of a
     /// softmax that products read its rounded results alone; of a norm its F32 input, from which its
@@ -218,7 +226,7 @@ impl Autocast {
     }
 
     /// Says in which precision [`run`](Self::run) would run each operation of `forward`, without
-    /// computing anything.
+    /// running it. On a GPU each kind of convolution is tried out, as by the first `run`.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -263,15 +271,17 @@ impl Autocast {
                 precision: assignment.precision,
                 operands: assignment.operands,
                 result: assignment.results,
+                widened: assignment.widened,
             })
             .collect())
     }
 
-    fn rules(&self, compute: Compute, device: &Device) -> OnDevice<'_> {
+    fn rules<'a>(&'a self, compute: Compute, device: &'a Device) -> OnDevice<'a> {
         OnDevice {
             lists: &self.lists,
             half: compute.dtype,
             arithmetic: arithmetic(compute, device),
+            device,
         }
     }
 

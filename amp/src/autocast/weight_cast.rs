@@ -93,7 +93,7 @@ fn copy_of<T: Clone + 'static>(key: Key, cast: impl FnOnce() -> T) -> T {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
+    Cube: cfg(feature = "cube"),
     Capture,
     Autodiff
 )]
@@ -111,7 +111,7 @@ pub(crate) trait CastWeight: Backend + HalfStorage {
 impl CastWeight for burn::backend::Flex {}
 #[cfg(feature = "ndarray")]
 impl CastWeight for burn::backend::NdArray {}
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu"))]
+#[cfg(feature = "cube")]
 impl CastWeight for burn::backend::Cube {}
 impl CastWeight for burn::backend::Capture {}
 

@@ -24,6 +24,6 @@ pub(crate) fn is_available(device: &Device) -> bool {
     match compiled.iter().find(|(backend, _)| name.contains(backend)) {
         Some((_, compiled)) => *compiled,
         // All others are the one CubeCL backend.
-        None => cfg!(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
+        None => cfg!(feature = "cube"),
     }
 }

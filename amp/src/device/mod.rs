@@ -1,5 +1,6 @@
 //! What a device can do by its own word, what stands in where it cannot, and what it is called.
 
+pub(crate) mod accumulation;
 pub(crate) mod compute;
 pub(crate) mod emulation;
 mod names;
@@ -8,7 +9,7 @@ use burn::tensor::{Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-pub(crate) use names::{backend_name, device_name, is_cpu_backend};
+pub(crate) use names::{backend_name, device_name, is_cpu_backend, is_cubecl};
 
 /// What to do where a device cannot compute in the requested dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -9,6 +9,12 @@ pub(crate) fn is_cpu_backend(device: &Device) -> bool {
     name.contains("flex") || name.contains("ndarray")
 }
 
+/// One of CubeCL's backends: wgpu, Vulkan, CUDA…
+pub(crate) fn is_cubecl(device: &Device) -> bool {
+    let name = Dispatch::name(device.as_dispatch()).to_lowercase();
+    name.contains("cubecl<")
+}
+
 /// Burn's own name of the backend, in lower case, without the layers around it: `flex`,
 /// `ndarray`, `wgpu<wgsl>`…
 pub(crate) fn backend_name(device: &Device) -> String {

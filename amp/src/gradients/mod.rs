@@ -2,18 +2,19 @@
 
 pub(crate) mod forensics;
 mod norm;
+mod one_pass;
 mod overflow;
 mod reads;
-mod sums;
 mod unscale;
 mod unscaled;
 mod walk;
 
 pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub(crate) use norm::check_max_norm;
-pub(crate) use overflow::{OverflowingParameter, describe_overflow, non_finite_flag, overflowing};
+pub(crate) use one_pass::Look;
+pub(crate) use overflow::{OverflowingParameter, describe_overflow, overflowing};
 pub(crate) use reads::{Reads, read};
-pub(crate) use unscale::{Check, InverseScale, unscale};
+pub(crate) use unscale::{InverseScale, unscale};
 pub use unscaled::Unscaled;
 pub(crate) use unscaled::reported;
 pub(crate) use walk::{same_device, visit_once};

@@ -2,10 +2,10 @@
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_lean_reparam::FloatVisitor;
 
-use super::sums::sum;
+use super::one_pass::Look;
 use super::walk::{same_device, visit_once};
 use crate::AmpError;
 use crate::device::is_cpu_backend;
@@ -80,14 +80,9 @@ impl FloatVisitor for Squares<'_> {
         if let Some(grad) = self.grads.get::<D>(param.id)
             && grad.shape().num_elements() > 0
         {
-            self.found.push(sum_of_squares(grad));
+            self.found.push(Look::Squares.at(grad));
         }
     }
-}
-
-/// In F32, `[1]`.
-pub(super) fn sum_of_squares<const D: usize>(grad: Tensor<D>) -> Tensor<1> {
-    sum(grad.square()).cast(DType::F32)
 }
 
 pub(super) struct Multiply<'a> {

@@ -2,11 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use burn_lean_reparam::FloatVisitor;
 
+use super::one_pass::Look;
 use super::reads::Reads;
-use super::sums::sum;
 use super::walk::visit_once;
 use crate::AmpError;
 
@@ -17,13 +17,6 @@ pub(crate) struct OverflowingParameter {
     pub(crate) elements: usize,
     pub(crate) non_finite: Tensor<1, Int>,
     pub(crate) largest_finite: Tensor<1>,
-}
-
-/// A number that is finite exactly when every element of `x` is: 0 or NaN.
-///
-/// `0 · x` is 0 for every finite `x`, so the sum cannot overflow, as a sum of the gradients could.
-pub(crate) fn non_finite_flag<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    sum(x.mul_scalar(0.0))
 }
 
 /// How many elements are not finite, and the largest magnitude of the others.
@@ -66,7 +59,7 @@ impl FloatVisitor for Flags<'_> {
             && let Some(grad) = self.grads.get::<D>(param.id)
         {
             self.found.push(path.to_string());
-            self.reads.register(non_finite_flag(grad).cast(DType::F32));
+            self.reads.register(Look::Finite.at(grad));
         }
     }
 }

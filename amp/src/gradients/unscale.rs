@@ -2,11 +2,10 @@
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_lean_reparam::FloatVisitor;
 
-use super::norm::sum_of_squares;
-use super::overflow::non_finite_flag;
+use super::one_pass::{Look, one_pass};
 use super::unscaled::Unscaled;
 #[cfg(feature = "train")]
 use super::walk::same_device;
@@ -37,17 +36,8 @@ impl InverseScale {
     }
 }
 
-/// What is found out about each gradient on the way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Check {
-    Nothing,
-    /// Whether it is finite.
-    Finite,
-    /// Its sum of squares: for the norm, and finite only if the gradient is.
-    Squares,
-}
-
-/// Multiplies every gradient by the inverse scale and checks it, in one pass.
+/// Multiplies every gradient by the inverse scale and looks at it on the way: whether it is finite, or for its
+/// sum of squares, which is finite only if the gradient is. Nothing is looked for without a `look`.
 ///
 /// Infinities are looked for *before* the multiplication, as PyTorch does, so that a scale below
 /// 1 cannot make one up. A sum of squares is that of the product; one that is not finite is looked
@@ -56,17 +46,18 @@ pub(crate) fn unscale<M: Module>(
     model: &M,
     grads: GradientsParams,
     inverse_scale: InverseScale,
-    check: Check,
+    look: Option<Look>,
 ) -> Result<Unscaled, AmpError> {
     let mut visitor = Unscale {
         inverse_scale,
-        check,
+        uploaded: None,
+        look,
         error: None,
         out: Unscaled {
             grads,
             parameters: Vec::new(),
             flags: Vec::new(),
-            flags_are_squares: check == Check::Squares,
+            flags_are_squares: look == Some(Look::Squares),
             norm: None,
             loss: None,
             found_elsewhere: false,
@@ -82,9 +73,39 @@ pub(crate) fn unscale<M: Module>(
 
 struct Unscale {
     inverse_scale: InverseScale,
-    check: Check,
+    /// The same on the device of the last gradient.
+    uploaded: Option<Tensor<1>>,
+    look: Option<Look>,
     error: Option<AmpError>,
     out: Unscaled,
+}
+
+impl Unscale {
+    /// Multiplied and looked at, one after the other.
+    fn in_turn<const D: usize>(&self, grad: Tensor<D>, look: Look) -> (Tensor<D>, Tensor<1>) {
+        if look == Look::Finite {
+            let seen = look.at(grad.clone());
+            return (self.inverse_scale.apply(grad), seen);
+        }
+        let grad = self.inverse_scale.apply(grad);
+        (grad.clone(), look.at(grad))
+    }
+
+    /// The inverse scale on `device`; `None` for 1.
+    fn factor(&mut self, device: &Device) -> Option<Tensor<1>> {
+        if let InverseScale::Number(1.0) = self.inverse_scale {
+            return None;
+        }
+        let known = self.uploaded.take();
+        let factor = known.filter(|factor| factor.device() == *device);
+        let factor = factor.unwrap_or_else(|| match &self.inverse_scale {
+            InverseScale::Number(inverse) => Tensor::from_data([*inverse], (device, DType::F32)),
+            #[cfg(feature = "train")]
+            InverseScale::Tensor(inverse) => same_device(inverse.clone(), device),
+        });
+        self.uploaded = Some(factor.clone());
+        Some(factor)
+    }
 }
 
 impl FloatVisitor for Unscale {
@@ -96,7 +117,7 @@ impl FloatVisitor for Unscale {
             return;
         };
         self.out.parameters.push((param.id, path.to_string()));
-        let dtype = grad.dtype();
+        let (dtype, device) = (grad.dtype(), grad.device());
         if !matches!(dtype, DType::F32 | DType::F64) {
             self.error = Some(AmpError::GradientDtype {
                 path: path.to_string(),
@@ -106,20 +127,19 @@ impl FloatVisitor for Unscale {
             return;
         }
         // Arithmetic on nothing panics on some of Burn's backends, and there is nothing to do.
-        let (grad, flag) = match (grad.shape().num_elements(), self.check) {
+        let (grad, flag) = match (grad.shape().num_elements(), self.look) {
             (0, _) => (grad, None),
-            (_, Check::Nothing) => (self.inverse_scale.apply(grad), None),
-            (_, Check::Finite) => {
-                let flag = non_finite_flag(grad.clone()).cast(DType::F32);
-                (self.inverse_scale.apply(grad), Some(flag))
-            }
-            (_, Check::Squares) => {
-                let grad = self.inverse_scale.apply(grad);
-                let squares = sum_of_squares(grad.clone());
-                (grad, Some(squares))
+            (_, None) => (self.inverse_scale.apply(grad), None),
+            (_, Some(look)) => {
+                let factor = || self.factor(&device);
+                let (grad, seen) = match one_pass(grad, factor, look) {
+                    Ok(done) => done,
+                    Err(grad) => self.in_turn(grad, look),
+                };
+                (grad, Some(seen))
             }
         };
-        if self.check != Check::Nothing {
+        if self.look.is_some() {
             self.out.flags.push(flag);
         }
         self.out.grads.register::<D>(param.id, grad);

@@ -22,8 +22,8 @@ pub struct Unscaled {
     pub(crate) grads: GradientsParams,
     /// The parameters with a gradient, in module order: identity and path.
     pub(crate) parameters: Vec<(ParamId, String)>,
-    /// For each of `parameters` a number on the device that is finite exactly when the whole
-    /// gradient is; sums of squares, which may also overflow by themselves, if `flags_are_squares`.
+    /// For each of `parameters` numbers on the device that are finite exactly when the whole
+    /// gradient is; parts of sums of squares, which may also overflow by themselves, if `flags_are_squares`.
     /// `None` for an empty gradient; empty when the scaler checks nothing.
     pub(crate) flags: Vec<Option<Tensor<1>>>,
     pub(crate) flags_are_squares: bool,

@@ -7,7 +7,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_reparam::Rejected;
 
-use crate::gradients::{self, Check, InverseScale, Unscaled};
+use crate::gradients::{self, InverseScale, Look, Unscaled};
 use crate::scaler::report::{Overflow, SkipCause, StepReport};
 use crate::scaler::running_statistics::RunningStatistics;
 use crate::scaler::verdict::{Reading, Verdict};
@@ -163,8 +163,8 @@ impl GradScaler {
         grads: GradientsParams,
     ) -> Result<Unscaled, AmpError> {
         let check = match self.is_disabled() {
-            true => Check::Nothing,
-            false => Check::Finite,
+            true => None,
+            false => Some(Look::Finite),
         };
         gradients::unscale(model, grads, self.inverse_scale(), check)
     }
@@ -347,12 +347,12 @@ impl GradScaler {
     ) -> Result<Unscaled, AmpError> {
         match (self.config.max_norm, self.is_disabled()) {
             (Some(max_norm), false) => {
-                let unscaled = gradients::unscale(model, grads, inverse, Check::Squares)?;
+                let unscaled = gradients::unscale(model, grads, inverse, Some(Look::Squares))?;
                 Ok(unscaled.clip_by_flags(model, max_norm))
             }
-            (None, false) => gradients::unscale(model, grads, inverse, Check::Finite),
+            (None, false) => gradients::unscale(model, grads, inverse, Some(Look::Finite)),
             (_, true) => {
-                let unscaled = gradients::unscale(model, grads, inverse, Check::Nothing)?;
+                let unscaled = gradients::unscale(model, grads, inverse, None)?;
                 self.clip(model, unscaled)
             }
         }

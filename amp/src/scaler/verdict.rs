@@ -59,9 +59,7 @@ impl Reading {
     }
 
     pub(crate) fn verdict(self, data: &[TensorData]) -> Verdict {
-        let mut numbers = data
-            .iter()
-            .map(|data| data.iter::<f32>().next().unwrap_or(0.0));
+        let mut numbers = data.iter().map(least_finite);
         let overflowing = self
             .paths
             .into_iter()
@@ -76,6 +74,16 @@ impl Reading {
             losses: numbers.take(self.losses).collect(),
             found_elsewhere: false,
         }
+    }
+}
+
+/// One that is not finite, or else the first: a flag may have parts.
+fn least_finite(data: &TensorData) -> f32 {
+    let mut numbers = data.iter::<f32>();
+    let first = numbers.next().unwrap_or(0.0);
+    match first.is_finite() {
+        true => numbers.find(|number| !number.is_finite()).unwrap_or(first),
+        false => first,
     }
 }
 

@@ -5,6 +5,7 @@ mod lean;
 mod observe;
 mod random;
 mod recompute;
+mod rounding_error;
 mod storage;
 mod tensors;
 mod write_back;

@@ -28,7 +28,7 @@ use crate::conversions::round_all;
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
+    Cube: cfg(feature = "cube"),
     Capture,
     Autodiff
 )]
@@ -89,7 +89,7 @@ impl HalfStorage for burn::backend::Flex {
 }
 #[cfg(feature = "ndarray")]
 impl HalfStorage for burn::backend::NdArray {}
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu"))]
+#[cfg(feature = "cube")]
 impl HalfStorage for burn::backend::Cube {}
 /// Capture records no values: rounding keeps shape and dtype, so the operand stands for it.
 impl HalfStorage for burn::backend::Capture {

@@ -99,6 +99,7 @@ impl<'a> Alive<'a> {
                 precision: Precision::AsRecorded,
                 operands: None,
                 results: None,
+                widened: false,
             },
             moves: false,
             shows_given: false,
@@ -208,6 +209,10 @@ impl<'a> Alive<'a> {
         let to = self.assignment.operands.filter(|_| casts)?;
         let half = matches!(to, FloatDType::F16 | FloatDType::BF16);
         match self.arithmetic {
+            Arithmetic::Native if self.assignment.widened => Some(match dtype == to.into() {
+                true => Form::Is(FloatDType::F32),
+                false => Form::Widened(to),
+            }),
             Arithmetic::Native => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if !half => (dtype != DType::from(to)).then_some(Form::Is(to)),
             _ if self.on_grid.contains(&id) => None,
@@ -402,6 +407,9 @@ impl Operands for Alive<'_> {
             self.given.insert(tensor.id);
         } else if let Some(half) = self.half_result().filter(|_| tensor.dtype.is_float()) {
             match self.arithmetic {
+                Arithmetic::Native if self.assignment.widened => {
+                    value = Dispatch::narrow(value, half == FloatDType::BF16);
+                }
                 Arithmetic::Native => {}
                 Arithmetic::Widened => {
                     self.on_grid.insert(tensor.id);

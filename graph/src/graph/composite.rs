@@ -43,6 +43,14 @@ pub(crate) enum CompositeKind {
 }
 
 impl CompositeKind {
+    /// What it is called where it is recorded as one operation.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Softmax { .. } => "softmax",
+            Self::LayerNorm { .. } => "layer_norm",
+        }
+    }
+
     /// What it reads.
     pub(crate) fn operands(&self) -> Vec<&TensorIr> {
         match self {

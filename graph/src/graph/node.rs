@@ -161,6 +161,14 @@ impl<'a> Node<'a> {
         )
     }
 
+    /// The name of the softmax or layer norm that it is a part of, which a training pass records in parts.
+    pub fn part_of(&self) -> Option<&'static str> {
+        let composites = &self.graph.composites;
+        let ending = composites.ending_at(self.index());
+        let composite = ending.or_else(|| composites.around(self.index()).map(|(_, one)| one));
+        composite.map(|composite| composite.kind.name())
+    }
+
     /// Whether Burn composes it of many operations, each as large as its operand.
     pub(crate) fn is_composed(&self) -> bool {
         matches!(

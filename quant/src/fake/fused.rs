@@ -2,12 +2,11 @@
 //! kernel of the backend that is fused.
 
 use burn::backend::tensor::{BoolTensor, FloatTensor};
-use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
+use burn::backend::{TensorMetadata, get_or_init_device_settings};
 use burn::tensor::{DType, Shape};
-use burn_fusion::custom::{
-    CustomOpIr, HandleContainer, OperationFn, OperationIr, StreamId, TensorIr, TensorSpec,
-};
-use burn_fusion::{Fusion, FusionBackend, FusionTensor};
+use burn_fusion::custom::TensorSpec;
+use burn_fusion::{Fusion, FusionBackend};
+use burn_lean_graph::fused::{Output, queue};
 
 use crate::fake::kernel::{Kernel, LearnedGradients, Rule, Wanted};
 
@@ -97,49 +96,4 @@ impl<B: FusionBackend + Kernel> Kernel for Fusion<B> {
 
 fn float(shape: Shape) -> TensorSpec {
     TensorSpec::new(shape, DType::F32)
-}
-
-/// What an operation gives.
-enum Output<B: Backend> {
-    Float(FloatTensor<B>),
-    Bool(BoolTensor<B>),
-}
-
-/// Queues an operation on float tensors; returns the tensors that will be its results.
-fn queue<B: FusionBackend, const INPUTS: usize, const OUTPUTS: usize>(
-    name: &str,
-    inputs: [FloatTensor<Fusion<B>>; INPUTS],
-    outputs: [TensorSpec; OUTPUTS],
-    operation: impl Fn([FloatTensor<B>; INPUTS]) -> [Output<B>; OUTPUTS] + Send + Sync + 'static,
-) -> [FusionTensor<B::FusionRuntime>; OUTPUTS] {
-    let client = inputs[0].client.clone();
-    let inputs = inputs.map(FusionTensor::into_ir);
-    let outputs = outputs.map(|TensorSpec { shape, dtype }| {
-        TensorIr::uninit(client.create_empty_handle(), shape, dtype)
-    });
-    let description = CustomOpIr {
-        id: name.into(),
-        inputs: inputs.to_vec(),
-        outputs: outputs.to_vec(),
-        scalars: Vec::new(),
-    };
-    let run = OperationFn(move |handles: &mut HandleContainer<_>| {
-        let results = operation(
-            inputs
-                .each_ref()
-                .map(|input| handles.get_float_tensor::<B>(input)),
-        );
-        for (result, output) in results.into_iter().zip(&outputs) {
-            match result {
-                Output::Float(tensor) => handles.register_float_tensor::<B>(&output.id, tensor),
-                Output::Bool(tensor) => handles.register_bool_tensor::<B>(&output.id, tensor),
-            }
-        }
-        Ok(())
-    });
-    let queued = client.register(StreamId::current(), OperationIr::Custom(description), run);
-    match queued.try_into() {
-        Ok(outputs) => outputs,
-        Err(_) => unreachable!("as many as were described"),
-    }
 }

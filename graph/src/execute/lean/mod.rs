@@ -145,7 +145,7 @@ impl Alive<'_> {
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu")),
+    Cube: cfg(feature = "cube"),
     Capture,
     Autodiff
 )]
@@ -197,7 +197,7 @@ pub(crate) trait LeanBackward: HalfStorage {
 impl LeanBackward for burn::backend::Flex {}
 #[cfg(feature = "ndarray")]
 impl LeanBackward for burn::backend::NdArray {}
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "cpu"))]
+#[cfg(feature = "cube")]
 impl LeanBackward for burn::backend::Cube {}
 impl LeanBackward for burn::backend::Capture {}
 

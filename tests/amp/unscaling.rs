@@ -1,0 +1,184 @@
+//! Gradients divided by the loss scale and looked at, element by element, on every device.
+
+use burn::module::{Module, Param, ParamId};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_lean::amp::{GradScaler, GradScalerConfig, LossScale};
+
+use crate::support::{each_device, values};
+
+/// Around what one unit, one cube and all cubes of a kernel take.
+const SHAPES: [[usize; 2]; 8] = [
+    [1, 1],
+    [1, 3],
+    [5, 51],
+    [1, 257],
+    [33, 62],
+    [41, 50],
+    [300, 101],
+    [1027, 2049],
+];
+
+#[derive(Module, Debug)]
+struct Weight {
+    weight: Param<Tensor<2>>,
+}
+
+impl Weight {
+    fn new(shape: [usize; 2], device: &Device) -> Self {
+        Self {
+            weight: Param::initialized(
+                ParamId::new(),
+                Tensor::ones(shape, &device.clone().autodiff()),
+            ),
+        }
+    }
+}
+
+/// Numbers of both signs from 2⁻²⁰ to 2²⁰, each twice as precise as F16.
+fn gradient(elements: usize) -> Vec<f32> {
+    let number = |i: usize| {
+        let mantissa = 1.0 + (i * 7919 % 8191) as f32 / 8192.0;
+        let sign = if i.is_multiple_of(3) { -1.0 } else { 1.0 };
+        sign * mantissa * f32::exp2((i % 41) as f32 - 20.0)
+    };
+    (0..elements).map(number).collect()
+}
+
+/// The gradients of `shape`, as they lie in memory or as a view of their transpose.
+fn tensor(numbers: &[f32], shape: [usize; 2], transposed: bool, device: &Device) -> Tensor<2> {
+    let [rows, columns] = shape;
+    if !transposed {
+        return Tensor::from_data(TensorData::new(numbers.to_vec(), shape), device);
+    }
+    let element = |i: usize| numbers[(i % rows) * columns + i / rows];
+    let numbers: Vec<f32> = (0..numbers.len()).map(element).collect();
+    Tensor::<2>::from_data(TensorData::new(numbers, [columns, rows]), device).transpose()
+}
+
+fn registered(model: &Weight, gradient: Tensor<2>) -> GradientsParams {
+    let mut grads = GradientsParams::new();
+    grads.register::<2>(model.weight.id, gradient);
+    grads
+}
+
+fn scaler(loss_scale: f32, max_norm: Option<f32>) -> GradScaler {
+    let config = GradScalerConfig::new(LossScale::Static(loss_scale)).with_max_norm(max_norm);
+    config.init().unwrap()
+}
+
+#[test]
+fn every_element_is_divided_and_nothing_else_happens() {
+    each_device(|target| {
+        for shape in SHAPES {
+            let numbers = gradient(shape[0] * shape[1]);
+            for (transposed, scale) in [(false, 1.0), (false, 4096.0), (true, 1.0), (true, 4096.0)]
+            {
+                let model = Weight::new(shape, &target.device);
+                let given = tensor(&numbers, shape, transposed, &target.device);
+                let kept = given.clone();
+                let unscaled = scaler(scale, None)
+                    .unscale(&model, registered(&model, given))
+                    .unwrap();
+
+                let found = values(unscaled.gradients().get::<2>(model.weight.id).unwrap());
+                let expected: Vec<f32> = numbers.iter().map(|number| number / scale).collect();
+                assert_eq!(found, expected, "{} {shape:?}", target.name);
+                // Who holds the gradients still has them.
+                assert_eq!(values(kept), numbers, "{} {shape:?}", target.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn one_element_that_is_not_finite_is_seen_wherever_it_is() {
+    each_device(|target| {
+        for shape in SHAPES {
+            let elements = shape[0] * shape[1];
+            let mut numbers = gradient(elements);
+            let places = [elements - 1, 0, elements / 2];
+            for place in places
+                .into_iter()
+                .take(if elements > 100_000 { 1 } else { 3 })
+            {
+                for broken in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX] {
+                    for (scale, max_norm) in [(1.0, None), (1024.0, None), (1024.0, Some(1e9))] {
+                        let finite = std::mem::replace(&mut numbers[place], broken);
+                        let model = Weight::new(shape, &target.device);
+                        let given = tensor(&numbers, shape, false, &target.device);
+                        let mut scaler = scaler(scale, max_norm);
+                        let _ = scaler
+                            .step(
+                                &mut SgdConfig::new().init(),
+                                0.1,
+                                model.clone(),
+                                registered(&model, given),
+                            )
+                            .unwrap();
+                        numbers[place] = finite;
+
+                        let report = scaler.report().unwrap();
+                        let case = format!("{} {shape:?} {place} {broken} {scale}", target.name);
+                        // The largest number is finite; its square is not, and says so in the norm.
+                        let skipped = !broken.is_finite() || max_norm.is_some();
+                        assert_eq!(report.skipped, skipped, "{case}");
+                        let paths = report.overflow.iter().flat_map(|overflow| overflow.paths());
+                        let expected = (!broken.is_finite()).then_some("weight");
+                        assert_eq!(
+                            paths.collect::<Vec<_>>(),
+                            Vec::from_iter(expected),
+                            "{case}"
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn the_norm_is_that_of_the_divided_gradients() {
+    each_device(|target| {
+        for shape in SHAPES {
+            let numbers = gradient(shape[0] * shape[1]);
+            let squares = numbers.iter().map(|number| f64::from(*number).powi(2));
+            let expected = squares.sum::<f64>().sqrt() / 4096.0;
+            for transposed in [false, true] {
+                let model = Weight::new(shape, &target.device);
+                let given = tensor(&numbers, shape, transposed, &target.device);
+                let mut scaler = scaler(4096.0, Some((expected / 2.0) as f32));
+                let model = scaler
+                    .step(
+                        &mut SgdConfig::new().init(),
+                        1.0,
+                        model.clone(),
+                        registered(&model, given),
+                    )
+                    .unwrap();
+
+                let norm = f64::from(scaler.report().unwrap().grad_norm.unwrap());
+                // Half the relative error of a sum of squares: 2⁻²⁴ for each of the roundings that an element may
+                // go through, of which the longest chain is that of a CPU, one for each element.
+                let bound = expected * 0.5 * (numbers.len() as f64 + 2.0) * f64::exp2(-24.0);
+                assert!(
+                    (norm - expected).abs() <= bound,
+                    "{} {shape:?}: {norm} for {expected}",
+                    target.name
+                );
+                // Clipped to half, which the step of one learning rate subtracts.
+                for (weight, number) in values(model.weight.val()).iter().zip(&numbers) {
+                    let step = f64::from(*number) / 4096.0 / 2.0;
+                    let bound =
+                        (step.abs() + 1.0) * f64::exp2(-22.0) + bound / expected * step.abs();
+                    assert!(
+                        (f64::from(*weight) - (1.0 - step)).abs() <= bound,
+                        "{} {shape:?}: {weight} for {}",
+                        target.name,
+                        1.0 - step
+                    );
+                }
+            }
+        }
+    });
+}
