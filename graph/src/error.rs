@@ -192,9 +192,13 @@ fn advice(reason: &str) -> &'static str {
     if is_earlier || reason.contains("scope is already complete") {
         EARLIER
     } else if elsewhere {
-        "The closure uses a tensor or a module that it was not given, or moves one to another device: \
-         pass tensors in its input, make a second model a part of the model, and build what holds \
-         tensors, as a loss with weights, inside of the closure"
+        "The closure uses a tensor or a module that it was not given, makes one on a device from outside of \
+         it, or moves one to another device: pass tensors in its input, make a second model a part of the \
+         model, and build what holds tensors, as a loss with weights, inside of the closure, on the device \
+         of what the closure is given (`x.device()`)"
+    } else if reason.contains("ctc.rs") {
+        "Burn's `CTCLoss` reads the lengths where it is built with debug assertions: build with `--release`, or \
+         compute the loss outside of the closure, from the log-probabilities that it returns"
     } else if reason.contains("check.rs") || reason.contains("orderable.rs") {
         "While recording, tensors have no values, and Burn's `one_hot` and `one_hot_fill` read them: pass \
          the one-hot tensor as an input, or make it by `labels.unsqueeze_dim::<2>(1).equal(classes)` with \

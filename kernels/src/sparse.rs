@@ -77,7 +77,8 @@ impl SparseMatrix {
         self.values.len() * (4 + index) + 4 * self.starts.len()
     }
 
-    /// Multiplies rows `[rows, k]` by it: `output` is `[rows, n]`.
+    /// Multiplies rows `[rows, k]` by it: `output` is `[rows, n]`, NaN where a zero that is left out meets a
+    /// number that is not finite.
     ///
     /// # Panics
     ///
@@ -107,6 +108,28 @@ impl SparseMatrix {
                 epilogue.of_floats(panel, &mut all);
                 let width = values.len();
                 values.copy_from_slice(&all[..width]);
+            }
+        }
+        let lines = left.chunks_exact(self.rows.max(1));
+        for (left, line) in lines.zip(output.chunks_exact_mut(self.columns)) {
+            if left.iter().any(|x| !x.is_finite()) {
+                self.spoil(left, line);
+            }
+        }
+    }
+
+    /// Of one row.
+    fn spoil(&self, left: &[f32], line: &mut [f32]) {
+        let all = left.iter().filter(|x| !x.is_finite()).count();
+        for (column, sum) in line.iter_mut().enumerate() {
+            let range = self.starts[column] as usize..self.starts[column + 1] as usize;
+            let is_bad = |row: usize| !left[row].is_finite();
+            let kept = match &self.indices {
+                Indices::Short(rows) => rows[range].iter().filter(|i| is_bad((**i).into())).count(),
+                Indices::Long(rows) => rows[range].iter().filter(|i| is_bad(**i as usize)).count(),
+            };
+            if kept < all {
+                *sum = f32::NAN;
             }
         }
     }

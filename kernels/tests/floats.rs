@@ -226,6 +226,25 @@ fn zeros_are_left_out() {
     }
 }
 
+/// 0 · ∞ is NaN, whether or not the zero is stored.
+#[test]
+fn zeros_that_are_left_out_meet_what_is_not_finite() {
+    let right = [2.0, 0.0, 0.5, 3.0, 1.0, 0.0];
+    let matrix = SparseMatrix::new(&right, 2, 3).unwrap();
+    for rows in [1, 3] {
+        let mut left = vec![1.0; 2 * rows];
+        left[2 * rows - 2] = f32::INFINITY;
+        let mut output = vec![0.0; 3 * rows];
+        matrix.multiply(&left, &Epilogue::new(3), &mut output);
+        let [first, second, third] = output[3 * rows - 3..] else {
+            unreachable!("three columns")
+        };
+        assert_eq!([first, third], [f32::INFINITY; 2]);
+        assert!(second.is_nan());
+        assert!(output[..3 * rows - 3].iter().all(|x| x.is_finite()));
+    }
+}
+
 #[test]
 fn a_depthwise_convolution_is_the_sum_over_its_window() {
     let geometry = Geometry {

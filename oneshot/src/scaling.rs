@@ -1,6 +1,6 @@
 //! Factors between layers: what one divides its outputs by, those that read them multiply by.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::{Pass, Tensors, Walk};
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, MatRef, get_global_parallelism};
@@ -51,12 +51,7 @@ pub(crate) fn scale<O: Tensors>(
     }
     if let Some(product) = &producer.matrix {
         let old = walk.weight(product, Pass::Replaced)?;
-        let (device, dtype) = (old.device(), old.dtype());
-        let by = TensorData::new(
-            factors.iter().map(|f| *f as f32).collect::<Vec<f32>>(),
-            [inputs, 1],
-        );
-        walk.replace_weight(product, old / Tensor::from_data(by, (&device, dtype)))?;
+        walk.replace_weight(product, divided(old, &factors))?;
     }
     Ok(true)
 }
@@ -177,10 +172,15 @@ fn divide_vector<O: Tensors>(
     factors: &[f64],
 ) -> Result<(), OneShotError> {
     let old = walk.parameter::<1>(path, Pass::Replaced)?;
+    Ok(walk.replace(path, divided(old, factors))?)
+}
+
+/// Along the first axis; in F32, since the weights take the factors as they are, not rounded to half.
+fn divided<const D: usize>(old: Tensor<D>, factors: &[f64]) -> Tensor<D> {
+    let dtype = old.dtype();
+    let mut shape = [1; D];
+    shape[0] = factors.len();
     let by: Vec<f32> = factors.iter().map(|f| *f as f32).collect();
-    let by = Tensor::<1>::from_data(
-        TensorData::from(by.as_slice()),
-        (&old.device(), old.dtype()),
-    );
-    Ok(walk.replace(path, old / by)?)
+    let by = Tensor::from_data(TensorData::new(by, shape), (&old.device(), DType::F32));
+    (old.cast(DType::F32) / by).cast(dtype)
 }

@@ -148,6 +148,7 @@ fn what_is_no_number_stays_none_without_zeros() {
     linear.weight = Param::from_data(numbers, &device);
     let mut given = vec![0.5_f32; 3 * 512];
     given[512 + 7] = f32::NAN;
+    given[2 * 512 + 9] = f32::INFINITY;
     let given = Tensor::<2>::from_data(TensorData::new(given, [3, 512]), &device);
     let forward = |linear: &Linear, x: Tensor<2>| linear.forward(x);
     let x = tensor::<2>(4, [3, 512], &device);

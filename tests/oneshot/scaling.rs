@@ -222,6 +222,32 @@ fn awq_knows_the_inputs_of_a_model_in_half() {
     assert!(after.iter().all(|gain| gain.is_finite() && *gain > 0.0));
 }
 
+/// The weights take the factors as they are: the gain is divided by the same, not by the halves next to them.
+#[test]
+fn a_gain_in_half_is_divided_by_the_factors_themselves() {
+    let device = Device::flex();
+    let ones = |linear: Linear| Linear {
+        weight: linear.weight.map(|weight| weight.ones_like()),
+        ..linear
+    };
+    let model = Gained {
+        gain: Param::from_tensor(Tensor::ones([8], &device)),
+        row: Param::from_tensor(Tensor::ones([1, 8], &device)),
+        layer: ones(LinearConfig::new(8, 16).with_bias(false).init(&device)),
+    };
+    let model = cast(model, FloatDType::F16);
+    let largest = [[5.5, 6.875, 7.125, 7.375, 7.75, 7.875, 8.625, 8.75]];
+    let largest = Tensor::<2>::from_floats(largest, &device);
+    let x = Tensor::cat(vec![tensor::<2>(7, [47, 8], &device), largest.clone()], 0);
+    let preset = Preset::w8a16().with_scaling(Some(Scaling::SmoothQuant { alpha: 0.5 }));
+    let forward = |model: &Gained, x| model.layer.forward::<2>(x * model.gain.val().unsqueeze());
+    let done = OneShot::new(preset)
+        .compress(model, [x.cast(FloatDType::F16)], forward)
+        .unwrap();
+    let expected = largest.sqrt().recip().cast(FloatDType::F16);
+    assert_eq!(values(done.model.gain.val()), values(expected));
+}
+
 /// A table whose rows are selected, and that is multiplied in the end.
 #[derive(Module, Debug)]
 struct Tied {

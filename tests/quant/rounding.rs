@@ -550,3 +550,17 @@ fn bad_inputs_of_every_method_are_refused() {
     foreign.insert("fc.weight", vec![statistics(16)]);
     assert!(matches!(apply(&foreign), QuantError::Parameter { path, .. } if path == "fc.weight"));
 }
+
+#[test]
+fn a_batch_without_examples_takes_the_inputs_of_no_other() {
+    let device = Device::flex();
+    let conv = Conv1dConfig::new(2, 3, 3).init(&device);
+    let config = QatConfig::new().with_activation(None);
+    let conv: Conv1d = config.prepare(conv).unwrap();
+    let inputs = LayerInputs::collect(&conv, |conv| {
+        for examples in [0, 4, 0] {
+            conv.forward_q(Tensor::<3>::ones([examples, 2, 8], &device));
+        }
+    });
+    assert_eq!(inputs.unwrap().of("weight").unwrap()[0].samples(), 4 * 6);
+}

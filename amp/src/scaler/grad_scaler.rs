@@ -59,6 +59,7 @@ impl GradScalerConfig {
             config: self.clone(),
             state: self.loss_scale.init(),
             pending_losses: Vec::new(),
+            scaled_by: None,
             found_inf: None,
             report: None,
             statistics: RunningStatistics::default(),
@@ -122,6 +123,9 @@ pub struct GradScaler {
     pub(crate) state: LossScaleState,
     /// The losses scaled since the last step, on the device, `[1]` each.
     pending_losses: Vec<Tensor<1>>,
+    /// What the last loss was multiplied by. Where the losses of two optimizers are scaled together, the
+    /// step of the first may change the scale before that of the second.
+    pub(crate) scaled_by: Option<f32>,
     /// Whether any gradients applied since the last update were not finite.
     found_inf: Option<bool>,
     report: Option<StepReport>,
@@ -144,6 +148,7 @@ impl GradScaler {
             return Ok(loss);
         }
         self.pending_losses.push(gradients::reported(&loss));
+        self.scaled_by = Some(self.state.scale);
         Ok(loss.mul_scalar(self.state.scale))
     }
 
@@ -182,7 +187,12 @@ impl GradScaler {
     }
 
     fn inverse_scale(&self) -> InverseScale {
-        InverseScale::Number(self.state.inverse_scale())
+        let scale = self.scaled_by.unwrap_or(self.state.scale);
+        let scaled = LossScaleState {
+            scale,
+            ..self.state
+        };
+        InverseScale::Number(scaled.inverse_scale())
     }
 
     /// Remembers the running statistics of `model`'s BatchNorms as sound.
@@ -449,6 +459,7 @@ impl GradScaler {
     pub(crate) fn restart_unless_own(&mut self, before: LossScaleState) {
         if let Err(reason) = before.validate_for(&self.config.loss_scale) {
             self.state = self.state.restarted(&self.config.loss_scale);
+            self.scaled_by = None;
             tracing::warn!(%reason, scale = self.state.scale, "loss scale restarted");
         }
     }
@@ -456,6 +467,7 @@ impl GradScaler {
     /// Takes over the losses that `other` has scaled since its last step.
     pub(crate) fn take_pending_loss(&mut self, other: &mut Self) {
         self.pending_losses = std::mem::take(&mut other.pending_losses);
+        self.scaled_by = other.scaled_by;
     }
 
     fn diverged(&self) -> AmpError {

@@ -82,6 +82,7 @@ impl GradScaler {
         let state = state.continued(&self.config.loss_scale)?;
         if self.config.loss_scale != LossScale::None {
             self.state = state;
+            self.scaled_by = None;
         }
         Ok(())
     }

@@ -24,21 +24,9 @@ impl fmt::Debug for Program {
 
 impl Program {
     pub(crate) fn load(onnx: &OnnxModel, pool: Arc<ThreadPool>) -> Result<Self, DeployError> {
-        let names = |infos: &[crate::ValueInfo]| -> Vec<String> {
-            infos.iter().map(|info| info.name.clone()).collect()
-        };
-        let (inputs, outputs) = (names(&onnx.inputs), names(&onnx.outputs));
-        let model = open(onnx.to_bytes()?)?;
-        let find = |names: &[String]| -> Result<Vec<NodeId>, DeployError> {
-            let ids = names.iter().map(|name| model.node_id(name));
-            ids.map(|id| id.map_err(failed)).collect()
-        };
-        Ok(Self {
-            inputs: find(&inputs)?,
-            outputs: find(&outputs)?,
-            model,
-            pool,
-        })
+        let inputs: Vec<_> = onnx.inputs.iter().map(|one| &one.name[..]).collect();
+        let outputs: Vec<_> = onnx.outputs.iter().map(|one| &one.name[..]).collect();
+        Self::named(onnx.to_bytes()?, &inputs, &outputs, pool)
     }
 
     /// Some nodes of a model.
@@ -49,7 +37,17 @@ impl Program {
         outputs: &[&str],
         pool: Arc<ThreadPool>,
     ) -> Result<Self, DeployError> {
-        let model = open(part(nodes, initializers, inputs, outputs))?;
+        let bytes = part(nodes, initializers, inputs, outputs);
+        Self::named(bytes, inputs, outputs, pool)
+    }
+
+    fn named(
+        bytes: Vec<u8>,
+        inputs: &[&str],
+        outputs: &[&str],
+        pool: Arc<ThreadPool>,
+    ) -> Result<Self, DeployError> {
+        let model = open(bytes)?;
         let find = |names: &[&str]| -> Result<Vec<NodeId>, DeployError> {
             let ids = names.iter().map(|name| model.node_id(name));
             ids.map(|id| id.map_err(failed)).collect()

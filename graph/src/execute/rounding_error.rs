@@ -7,7 +7,7 @@
 use burn::backend::ir::TensorIr;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{Device, FloatDType, Shape, Tensor};
 use burn_lean_reparam::catch_quietly;
 
 use crate::Node;
@@ -116,23 +116,11 @@ impl<F: Fn(usize) -> Tensor<1>> Operands for Trial<F> {
         Dispatch::float_reshape(leaf.into_dispatch(), tensor.shape.clone())
     }
 
-    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        unreachable!("{} has no other operands than floats", tensor.id)
-    }
-
-    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        unreachable!("{} has no other operands than floats", tensor.id)
-    }
-
     fn set(&mut self, _tensor: &TensorIr, value: DispatchTensor) {
         self.result = Some(value);
     }
 
     fn device(&self) -> DispatchDevice {
         self.device.clone()
-    }
-
-    fn made(&self, declared: DType) -> FloatDType {
-        declared.into()
     }
 }

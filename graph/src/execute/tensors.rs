@@ -437,10 +437,6 @@ impl Operands for Alive<'_> {
     fn device(&self) -> DispatchDevice {
         self.device.clone()
     }
-
-    fn made(&self, declared: DType) -> FloatDType {
-        declared.into()
-    }
 }
 
 /// F32 numbers that have been in a half dtype, and are kept in it for the backward pass.

@@ -67,27 +67,12 @@ pub(super) fn float(op: &BaseOperationIr, operands: &mut impl Operands) -> Done 
             operands.set(&o.out, Dispatch::float_cat(parts, o.dim))
         }
         Cast(o) => {
-            let dtype = operands.made(o.out.dtype);
+            let dtype = o.out.dtype.into();
             unary!(operands, o, float, |x| Dispatch::float_cast(x, dtype))
         }
-        Empty(o) => made!(
-            operands,
-            o,
-            Dispatch::float_empty,
-            operands.made(o.out.dtype)
-        ),
-        Ones(o) => made!(
-            operands,
-            o,
-            Dispatch::float_ones,
-            operands.made(o.out.dtype)
-        ),
-        Zeros(o) => made!(
-            operands,
-            o,
-            Dispatch::float_zeros,
-            operands.made(o.out.dtype)
-        ),
+        Empty(o) => made!(operands, o, Dispatch::float_empty, o.out.dtype.into()),
+        Ones(o) => made!(operands, o, Dispatch::float_ones, o.out.dtype.into()),
+        Zeros(o) => made!(operands, o, Dispatch::float_zeros, o.out.dtype.into()),
         Equal(o) => compare!(operands, o, float, Dispatch::float_equal),
         EqualElem(o) => compare_scalar!(operands, o, float, Dispatch::float_equal_elem),
         NotEqual(o) => compare!(operands, o, float, Dispatch::float_not_equal),

@@ -10,7 +10,7 @@ pub(super) fn run(op: &BoolOperationIr, operands: &mut impl Operands) -> Done {
     use BoolOperationIr::*;
     match op {
         IntoFloat(o) => {
-            let dtype = operands.made(o.out.dtype);
+            let dtype = o.out.dtype.into();
             unary!(operands, o, bool, |x| Dispatch::bool_into_float(x, dtype))
         }
         IntoInt(o) => unary!(operands, o, bool, |x| Dispatch::bool_into_int(

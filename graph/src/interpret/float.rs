@@ -49,7 +49,7 @@ pub(super) fn run(op: &FloatOperationIr, operands: &mut impl Operands) -> Done {
         Random(o) => {
             let random =
                 |shape, device, dtype| Dispatch::float_random(shape, o.distribution, device, dtype);
-            made!(operands, o, random, operands.made(o.out.dtype))
+            made!(operands, o, random, o.out.dtype.into())
         }
         GridSample2d(o) => {
             let options = o.options.clone().into();
@@ -64,7 +64,7 @@ pub(super) fn run(op: &FloatOperationIr, operands: &mut impl Operands) -> Done {
             operands.set(&o.out, Dispatch::quantize(tensor, &o.scheme, qparams))
         }
         Dequantize(o) => {
-            let dtype = operands.made(o.out.dtype);
+            let dtype = o.out.dtype.into();
             unary!(operands, o, float, |x| Dispatch::dequantize(x, dtype))
         }
     }

@@ -10,7 +10,7 @@ pub(super) fn run(op: &IntOperationIr, operands: &mut impl Operands) -> Done {
     use IntOperationIr::*;
     match op {
         IntoFloat(o) => {
-            let dtype = operands.made(o.out.dtype);
+            let dtype = o.out.dtype.into();
             unary!(operands, o, int, |x| Dispatch::int_into_float(x, dtype))
         }
         Matmul(o) => binary!(operands, o, int, Dispatch::int_matmul),

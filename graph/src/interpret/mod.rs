@@ -22,7 +22,6 @@ mod tests;
 
 use burn::backend::ir::{DistributedOperationIr, OperationIr, TensorIr};
 use burn::backend::{DispatchDevice, DispatchTensor};
-use burn::tensor::{DType, FloatDType};
 
 pub use names::name;
 pub(crate) use noise::noise;
@@ -36,10 +35,14 @@ pub(crate) trait Operands {
     ///
     /// Operations on two floats expect them in one dtype.
     fn float(&mut self, tensor: &TensorIr) -> DispatchTensor;
-    /// The int operand.
-    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor;
-    /// The bool operand.
-    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor;
+    /// The int operand; as the float one, where nothing else is said.
+    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.float(tensor)
+    }
+    /// The bool operand, likewise.
+    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.float(tensor)
+    }
     /// Stores a result.
     fn set(&mut self, tensor: &TensorIr, value: DispatchTensor);
     /// The device of the execution.
@@ -48,8 +51,6 @@ pub(crate) trait Operands {
     /// recorded: a recording has the device's own only if the recording device was configured with
     /// it.
     fn device(&self) -> DispatchDevice;
-    /// The dtype in which a float result or constant declared with `declared` is to be made.
-    fn made(&self, declared: DType) -> FloatDType;
 }
 
 /// An operation that cannot be executed.

@@ -105,7 +105,7 @@ pub(super) fn float(op: &NumericOperationIr, operands: &mut impl Operands) -> Do
             apply!(operands, o, |x| Dispatch::float_pad(x, &o.padding, o.mode.into()), float input)
         }
         Full(o) => {
-            let (device, dtype) = (operands.device(), operands.made(o.out.dtype));
+            let (device, dtype) = (operands.device(), o.out.dtype.into());
             let (shape, value) = (o.out.shape.clone(), o.value.into());
             operands.set(&o.out, Dispatch::float_full(shape, value, &device, dtype))
         }

@@ -7,7 +7,7 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{
     BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind, TensorMetadata,
 };
-use burn::tensor::{DType, Device, DeviceConfig, FloatDType, TensorData, read_sync};
+use burn::tensor::{Device, DeviceConfig, TensorData, read_sync};
 
 use super::{Operands, name, run};
 
@@ -27,11 +27,10 @@ mod int;
 mod module;
 mod numeric;
 
-/// Operands in a map; float results in the dtype that is declared, or in one for all.
+/// Operands in a map; float results in the dtype that is declared.
 struct Map {
     device: DispatchDevice,
     alive: HashMap<TensorId, DispatchTensor>,
-    made: Option<FloatDType>,
     /// What the current operation has fetched and stored, in order.
     fetched: Vec<TensorId>,
     stored: Vec<TensorId>,
@@ -42,7 +41,6 @@ impl Map {
         Self {
             device: device.as_dispatch().clone(),
             alive: HashMap::new(),
-            made: None,
             fetched: vec![],
             stored: vec![],
         }
@@ -80,21 +78,12 @@ impl Operands for Map {
     fn float(&mut self, tensor: &TensorIr) -> DispatchTensor {
         self.get(tensor)
     }
-    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.get(tensor)
-    }
-    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.get(tensor)
-    }
     fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
         self.stored.push(tensor.id);
         self.alive.insert(tensor.id, value);
     }
     fn device(&self) -> DispatchDevice {
         self.device.clone()
-    }
-    fn made(&self, declared: DType) -> FloatDType {
-        self.made.unwrap_or_else(|| declared.into())
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use burn::backend::ir::{TensorId, TensorIr};
 use burn::backend::{DispatchDevice, DispatchTensor};
-use burn::tensor::{DType, FloatDType};
 
 use super::lane::Live;
 use super::script::{Script, Weights};
@@ -86,19 +85,10 @@ impl Operands for Present<'_> {
     fn float(&mut self, tensor: &TensorIr) -> DispatchTensor {
         self.take(tensor.id)
     }
-    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.take(tensor.id)
-    }
-    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.take(tensor.id)
-    }
     fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
         self.live.insert((tensor.id, self.pass), value);
     }
     fn device(&self) -> DispatchDevice {
         self.device.clone()
-    }
-    fn made(&self, declared: DType) -> FloatDType {
-        declared.into()
     }
 }

@@ -6,7 +6,6 @@ use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
 };
 use burn::backend::{DispatchDevice, DispatchTensor};
-use burn::tensor::{DType, FloatDType};
 
 use super::Pass;
 use crate::execute::{compute, upload};
@@ -177,20 +176,11 @@ impl Operands for Given<'_> {
     fn float(&mut self, tensor: &TensorIr) -> DispatchTensor {
         self.values[&tensor.id].clone()
     }
-    fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.values[&tensor.id].clone()
-    }
-    fn bool(&mut self, tensor: &TensorIr) -> DispatchTensor {
-        self.values[&tensor.id].clone()
-    }
     fn set(&mut self, tensor: &TensorIr, value: DispatchTensor) {
         self.made.push((tensor.id, value));
     }
     fn device(&self) -> DispatchDevice {
         self.device.clone()
-    }
-    fn made(&self, declared: DType) -> FloatDType {
-        declared.into()
     }
 }
 

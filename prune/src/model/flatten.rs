@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean_reparam::{PathMapper, PathVisitor, Rejected, Trail, map_with_path, visit_with_path};
+use burn_lean_reparam::{
+    AnyFloat, PathMapper, PathVisitor, Rejected, Trail, each_float, map_with_path, visit_with_path,
+};
 
 use crate::host::read;
 use crate::model::carried::{attached_masks, zero_pruned};
@@ -65,16 +67,18 @@ impl Selection {
             };
             return Err(Rejected::new(model, error));
         }
-        let mut find = Find {
-            selected: Selected::new(self),
-            found: vec![false; self.ids().len()],
-        };
-        visit_with_path(&model, &mut find);
-        if find.found.contains(&false) {
+        let selected = Selected::new(self);
+        let mut found = vec![false; self.ids().len()];
+        each_float(&model, |at, float| {
+            if let Some(position) = selected.position(at, float) {
+                found[position] = true;
+            }
+        });
+        if found.contains(&false) {
             return Err(Rejected::new(model, self.other_model()));
         }
         let mut scatter = Scatter {
-            selected: Selected::new(self),
+            selected,
             weights: weights.without_autodiff(),
         };
         Ok(map_with_path(model, &mut scatter))
@@ -108,10 +112,10 @@ impl<'a> Selected<'a> {
 
     /// Position of a parameter among the layers of the layout, if it is selected; nothing in a
     /// reparameterization is.
-    fn position<const D: usize>(&self, at: &Trail, param: &Param<Tensor<D>>) -> Option<usize> {
-        let position = *self.positions.get(&param.id)?;
+    fn position(&self, at: &Trail, float: &dyn AnyFloat) -> Option<usize> {
+        let position = *self.positions.get(&float.id())?;
         let layer = &self.selection.layout().layers()[position];
-        (!at.is_attached() && *layer.shape == *param.base().shape()).then_some(position)
+        (!at.is_attached() && layer.shape == float.shape()).then_some(position)
     }
 }
 
@@ -131,20 +135,6 @@ impl PathVisitor for Gather<'_> {
                 param.base().without_autodiff(),
                 self.selected.selection.device(),
             ));
-        }
-    }
-}
-
-/// Which of the selected parameters a model has.
-struct Find<'a> {
-    selected: Selected<'a>,
-    found: Vec<bool>,
-}
-
-impl PathVisitor for Find<'_> {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
-        if let Some(position) = self.selected.position(at, param) {
-            self.found[position] = true;
         }
     }
 }

@@ -26,6 +26,7 @@ use faer::Mat;
 use crate::error::PruneError;
 use crate::host::read;
 use crate::problem::Problem;
+use crate::solver::back_solve::dot;
 use crate::solver::factor::{Factor, Symmetric};
 
 /// Elements of rows that come to the host at once.
@@ -168,8 +169,4 @@ fn host(columns: Tensor<2>) -> Result<Mat<f64>, PruneError> {
     Ok(Mat::from_fn(rows, width, |row, column| {
         f64::from(values[row * width + column])
     }))
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

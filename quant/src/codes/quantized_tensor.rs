@@ -330,7 +330,7 @@ impl TryFrom<Parts> for QuantizedTensor {
 }
 
 /// Row-major `[columns, rows]` from row-major `[rows, columns]`.
-fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+pub(crate) fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     let place = |index: usize| values[index % rows * columns + index / rows];
     (0..rows * columns).map(place).collect()
 }

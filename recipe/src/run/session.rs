@@ -364,26 +364,10 @@ pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
 pub(crate) struct Finish;
 
 impl burn_lean_graph::TensorMapper for Finish {
-    fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+    burn_lean_graph::every_kind!(|self, tensor| {
         let _ = tensor.to_data();
         tensor.clone()
-    }
-
-    fn int<const D: usize>(
-        &mut self,
-        tensor: &Tensor<D, burn::tensor::Int>,
-    ) -> Tensor<D, burn::tensor::Int> {
-        let _ = tensor.to_data();
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(
-        &mut self,
-        tensor: &Tensor<D, burn::tensor::Bool>,
-    ) -> Tensor<D, burn::tensor::Bool> {
-        let _ = tensor.to_data();
-        tensor.clone()
-    }
+    });
 }
 
 /// The median of what `run` takes, in milliseconds.

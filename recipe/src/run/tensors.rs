@@ -1,6 +1,6 @@
 //! Inputs and outputs on the device where they are needed.
 
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 
 /// The value as constants on a device; on an autodiff device, as a loader there makes them.
@@ -16,22 +16,14 @@ struct OnDevice<'a> {
     device: &'a Device,
 }
 
-macro_rules! on_device {
-    ($name:ident, $tensor:ty) => {
-        fn $name<const D: usize>(&mut self, tensor: &$tensor) -> $tensor {
-            let moved = Tensor::to_device(tensor.clone().without_autodiff(), &self.inner);
-            match self.device.gradient_checkpointing_strategy() {
-                Some(strategy) => moved
-                    .autodiff()
-                    .with_gradient_checkpointing_strategy(strategy),
-                None => moved,
-            }
-        }
-    };
-}
-
 impl TensorMapper for OnDevice<'_> {
-    on_device!(float, Tensor<D>);
-    on_device!(int, Tensor<D, Int>);
-    on_device!(bool, Tensor<D, Bool>);
+    burn_lean_graph::every_kind!(|self, tensor| {
+        let moved = Tensor::to_device(tensor.clone().without_autodiff(), &self.inner);
+        match self.device.gradient_checkpointing_strategy() {
+            Some(strategy) => moved
+                .autodiff()
+                .with_gradient_checkpointing_strategy(strategy),
+            None => moved,
+        }
+    });
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::{TensorMapper, Tensors};
 use serde::{Deserialize, Serialize};
 
@@ -69,14 +69,6 @@ impl TensorMapper for Concerned {
         self.found |= D >= self.least_rank;
         tensor.clone()
     }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.clone()
-    }
 }
 
 struct Perturb {
@@ -136,13 +128,5 @@ impl TensorMapper for Perturb {
         }
         let data = TensorData::new(values, shape).convert_dtype(tensor.dtype());
         Tensor::from_data(data, (&tensor.device(), tensor.dtype()))
-    }
-
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        tensor.clone()
     }
 }

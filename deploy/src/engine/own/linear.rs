@@ -124,16 +124,6 @@ impl Linear {
                 let x = ordered(x.floats()?);
                 let (shape, mut data) = output(&x.shape)?;
                 matrix.multiply(&x.data, &self.ends.epilogue, &mut data);
-                // The zeros that are left out would have kept it.
-                let rows = x
-                    .data
-                    .chunks_exact(terms)
-                    .zip(data.chunks_exact_mut(columns));
-                for (row, output) in rows {
-                    if row.iter().any(|x| x.is_nan()) {
-                        output.fill(f32::NAN);
-                    }
-                }
                 (shape, data)
             }
             (Matrix::Undecided(both), x) => {

@@ -13,6 +13,26 @@ use crate::export::data::is_f32;
 use crate::export::products::{Execution, LayerReport, Product};
 use crate::onnx::Attribute;
 
+macro_rules! conv_transpose {
+    ($name:ident, $operation:ty) => {
+        pub(super) fn $name(&mut self, node: Node<'a>, o: &'a $operation) -> Written {
+            let p = &o.options;
+            let pads = [p.padding, p.padding].concat();
+            let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
+            at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
+            self.product(&Product {
+                node,
+                x: &o.x,
+                weight: &o.weight,
+                bias: o.bias.as_ref(),
+                out: &o.out,
+                convolution: Some(at),
+                is_transposed: true,
+            })
+        }
+    };
+}
+
 impl<'a> Writer<'a> {
     pub(super) fn conv1d(&mut self, node: Node<'a>, o: &'a Conv1dOpIr) -> Written {
         let options = &o.options;
@@ -173,62 +193,9 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    pub(super) fn conv_transpose1d(
-        &mut self,
-        node: Node<'a>,
-        o: &'a ConvTranspose1dOpIr,
-    ) -> Written {
-        let p = &o.options;
-        let pads = [p.padding, p.padding].concat();
-        let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
-        at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-        self.transposed(node, &o.x, &o.weight, o.bias.as_ref(), &o.out, at)
-    }
-
-    pub(super) fn conv_transpose2d(
-        &mut self,
-        node: Node<'a>,
-        o: &'a ConvTranspose2dOpIr,
-    ) -> Written {
-        let p = &o.options;
-        let pads = [p.padding, p.padding].concat();
-        let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
-        at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-        self.transposed(node, &o.x, &o.weight, o.bias.as_ref(), &o.out, at)
-    }
-
-    pub(super) fn conv_transpose3d(
-        &mut self,
-        node: Node<'a>,
-        o: &'a ConvTranspose3dOpIr,
-    ) -> Written {
-        let p = &o.options;
-        let pads = [p.padding, p.padding].concat();
-        let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
-        at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-        self.transposed(node, &o.x, &o.weight, o.bias.as_ref(), &o.out, at)
-    }
-
-    fn transposed(
-        &mut self,
-        node: Node<'a>,
-        x: &'a TensorIr,
-        weight: &'a TensorIr,
-        bias: Option<&'a TensorIr>,
-        out: &'a TensorIr,
-        attributes: Vec<Attribute>,
-    ) -> Written {
-        let product = Product {
-            node,
-            x,
-            weight,
-            bias,
-            out,
-            convolution: Some(attributes),
-            is_transposed: true,
-        };
-        self.product(&product)
-    }
+    conv_transpose!(conv_transpose1d, ConvTranspose1dOpIr);
+    conv_transpose!(conv_transpose2d, ConvTranspose2dOpIr);
+    conv_transpose!(conv_transpose3d, ConvTranspose3dOpIr);
 }
 
 /// `pads`: all that come before, then all that come after.

@@ -16,7 +16,7 @@ use burn::tensor::{
 };
 
 use super::super::{Unsupported, run};
-use super::{CAPTURE, Map, Recording, bools, floats, floats_in, indices, read, upload};
+use super::{CAPTURE, Map, Recording, bools, floats, floats_in, read, upload};
 
 fn declared<const D: usize>(id: u64, shape: [usize; D], dtype: DType) -> TensorIr {
     TensorIr::uninit(TensorId::new(id), Shape::new(shape), dtype)
@@ -30,35 +30,6 @@ fn given<const N: usize>(map: &mut Map, tensors: [&DispatchTensor; N]) -> [Tenso
         map.alive.insert(TensorId::new(next), tensor.clone());
         TensorIr::uninit(TensorId::new(next), tensor.shape(), tensor.dtype())
     })
-}
-
-#[test]
-fn float_results_are_made_in_the_dtype_that_the_rules_want() {
-    let record = |x: [DispatchTensor; 3]| {
-        let [x, i, mask] = x;
-        let (device, shape) = (x.device(), Shape::new([2, 2]));
-        vec![
-            Dispatch::float_zeros(shape.clone(), &device, FloatDType::F32),
-            Dispatch::float_ones(shape.clone(), &device, FloatDType::F32),
-            Dispatch::float_full(shape, 0.1f64.into(), &device, FloatDType::F32),
-            Dispatch::float_cast(x, FloatDType::F64),
-            Dispatch::int_into_float(i, FloatDType::F32),
-            Dispatch::bool_into_float(mask, FloatDType::F32),
-        ]
-    };
-    let inputs = [floats([4, 3]), indices([4, 3], 7), bools([4, 3])];
-    let recording = CAPTURE.with(|capture| Recording::new(capture, &inputs, record));
-    let flex = Device::flex();
-    let on_flex = || inputs.each_ref().map(|data| upload(data.clone(), &flex));
-    let mut map = Map::new(&flex);
-    map.made = Some(FloatDType::F16);
-    let got = recording.execute(&mut map, on_flex().to_vec());
-    let want = record(on_flex());
-    assert_eq!(got.len(), 6);
-    for (got, want) in got.into_iter().zip(want) {
-        assert_eq!(got.dtype(), DType::F16);
-        assert_eq!(read(got), read(Dispatch::float_cast(want, FloatDType::F16)));
-    }
 }
 
 #[test]

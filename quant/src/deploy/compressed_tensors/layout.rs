@@ -2,6 +2,8 @@
 
 use burn_lean_reparam::Trail;
 
+pub(super) use crate::codes::quantized_tensor::transposed as turn;
+
 /// What a float tensor of a model is called in the file, and how it lies there.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Place {
@@ -57,12 +59,6 @@ impl Place {
             false => format!("{}.{name}", self.layer),
         }
     }
-}
-
-/// Row-major `[columns, rows]` from row-major `[rows, columns]`.
-pub(super) fn turn<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
-    let at = |index: usize| values[index % rows * columns + index / rows];
-    (0..rows * columns).map(at).collect()
 }
 
 /// Codes of `[rows, columns]` as words, each row by itself: plus 2ᵇ⁻¹, low bits first.

@@ -112,11 +112,12 @@ impl LayerInputs {
 
     fn add(&mut self, weight: &str, seen: Vec<InputStatistics>) -> Result<(), QuantError> {
         match self.layers.get_mut(weight) {
-            None => drop(self.layers.insert(weight.to_string(), seen)),
-            Some(before) => {
+            // A convolution has no group in a batch without examples.
+            Some(before) if !before.is_empty() => {
                 let mut pairs = before.iter_mut().zip(&seen);
                 pairs.try_for_each(|(before, seen)| before.merge(seen))?;
             }
+            _ => drop(self.layers.insert(weight.to_string(), seen)),
         }
         Ok(())
     }
