@@ -48,7 +48,8 @@ pub(crate) struct Cli {
     /// A zero point for each scale.
     #[arg(long)]
     pub(crate) asymmetric: bool,
-    /// A fraction of zeros (0.5), or kept:of (2:4) [default: 0.5 for the methods that prune].
+    /// A fraction of zeros (0.5), or kept:of (2:4) [default: 0.5 for the methods that prune]. Methods that
+    /// only quantize take best subsets, rtn and --as-published the zeros of SparseGPT.
     #[arg(long)]
     pub(crate) sparsity: Option<Pattern>,
     /// How values become codes [default: as the method has it].
@@ -242,8 +243,12 @@ impl Cli {
                 (Method::Wanda, Pattern::PerLayer(fraction)) => Pattern::PerOutput(fraction),
                 (_, pattern) => pattern,
             };
-            let method = prunes.unwrap_or(PruneMethod::SparseGpt);
-            preset.prune = Some(Prune::new(pattern, method));
+            // A method that only quantizes says nothing of zeros: those of the default, or published ones.
+            let others = match self.as_published || method == Method::Rtn {
+                true => PruneMethod::SparseGpt,
+                false => PruneMethod::BestSubset,
+            };
+            preset.prune = Some(Prune::new(pattern, prunes.unwrap_or(others)));
         }
         preset.scaling = match method {
             Method::Awq => Some(Scaling::Awq),

@@ -83,7 +83,11 @@ enum Task {
         found: Vec<Carried>,
     },
     /// A forward pass runs on a capture device.
-    Record { carried: Vec<Carried>, noted: Noted },
+    Record {
+        carried: Vec<Carried>,
+        noted: Noted,
+        device: Device,
+    },
     /// A model is copied or changed.
     Share,
 }
@@ -95,6 +99,8 @@ pub(crate) struct Noted {
     pub(crate) stand_ins: Vec<(TensorId, usize)>,
     /// Tensors that stand for what a cast makes, and its dtype.
     pub(crate) casts: Vec<(TensorId, FloatDType)>,
+    /// The first tensors before and after what is to run in full precision.
+    pub(crate) full: Vec<(TensorId, TensorId)>,
 }
 
 thread_local! {
@@ -255,6 +261,29 @@ pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Ten
     Some(output)
 }
 
+/// Runs a part of a forward pass, and notes in a recording that its operations are to run in F32, whatever
+/// rules say: [`Node::is_full`](crate::Node::is_full).
+pub fn in_full_precision<T>(body: impl FnOnce() -> T) -> T {
+    // Tensors are numbered in their order.
+    let mark = || {
+        let device = TASK.with_borrow(|task| match task {
+            Some(Task::Record { device, .. }) => Some(device.clone()),
+            _ => None,
+        })?;
+        id(&Tensor::<1>::zeros([1], &device).into_dispatch())
+    };
+    let before = mark();
+    let result = body();
+    if let (Some(before), Some(after)) = (before, mark()) {
+        TASK.with_borrow_mut(|task| {
+            if let Some(Task::Record { noted, .. }) = task {
+                noted.full.push((before, after));
+            }
+        });
+    }
+    result
+}
+
 /// The hooks that a model offers, in its order.
 pub(crate) fn offered<M: Module>(model: &M) -> Vec<Carried> {
     let scope = Scope::enter(Task::Collect {
@@ -303,10 +332,15 @@ impl ModuleVisitor for Hooks {
 }
 
 /// Runs a forward pass whose hooks are these; and what modules said of tensors.
-pub(crate) fn recording<T>(carried: Vec<Carried>, run: impl FnOnce() -> T) -> (T, Noted) {
+pub(crate) fn recording<T>(
+    carried: Vec<Carried>,
+    device: &Device,
+    run: impl FnOnce() -> T,
+) -> (T, Noted) {
     let scope = Scope::enter(Task::Record {
         carried,
         noted: Noted::default(),
+        device: device.clone(),
     });
     let result = run();
     match scope.leave() {

@@ -34,6 +34,7 @@ pub(crate) fn simplify(
     graph.hooks = hooked.hooks;
     graph.hooked = hooked.noted.stand_ins.into_iter().collect();
     graph.noted_casts = hooked.noted.casts.into_iter().collect();
+    graph.full = hooked.noted.full;
     skip_divisions(&mut graph);
     share_views(&mut graph);
     keep(&mut graph, true);
@@ -110,7 +111,13 @@ fn share_views(graph: &mut Graph) {
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
             let equal = first.entry(hasher.finish()).or_default();
-            let noted = |id: &TensorId| (graph.hooked.get(id), graph.noted_casts.get(id));
+            let noted = |id: &TensorId| {
+                (
+                    graph.hooked.get(id),
+                    graph.noted_casts.get(id),
+                    graph.is_full(*id),
+                )
+            };
             let same = equal
                 .iter()
                 .find(|(other, same)| *other == key && noted(same) == noted(&output));

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 
 use crate::hooks::Carried;
 use crate::record::{Seeks, record_with, trains};
 use crate::tensors::Given;
-use crate::{Form, Graph, GraphError, Halves, Recording, Tensors, Verified, hooks};
+use crate::{Form, Graph, GraphError, Halves, Node, Recording, Tensors, Verified, hooks};
 
 /// A forward pass: a closure at a place in the user's program, with the types and ranks that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -47,6 +47,15 @@ struct Known {
     compared: Option<Arc<HashSet<u64>>>,
     /// Whether a recording had more than that: the next one that has is compared, too.
     watches: bool,
+    /// How often it was asked for.
+    uses: u64,
+}
+
+/// From which use on a look is repeated, at each doubling.
+const AGAIN: u64 = 8;
+
+fn is_repeated(uses: u64) -> bool {
+    uses >= AGAIN && uses.is_power_of_two()
 }
 
 impl Known {
@@ -86,27 +95,45 @@ struct Kept {
 /// How many recordings are kept.
 const KEPT: usize = 64;
 
-/// The recordings that were used last, with the count of uses at their last one.
-#[derive(Debug, Default)]
-struct LastUsed {
-    recordings: HashMap<Kept, (u64, Box<dyn Any + Send>)>,
+/// A recording that is kept.
+#[derive(Debug)]
+struct Entry {
+    recording: Box<dyn Any + Send>,
+    /// The count of all uses at its last one.
+    last: u64,
     uses: u64,
 }
 
+/// The recordings that were used last.
+#[derive(Debug, Default)]
+struct LastUsed {
+    recordings: HashMap<Kept, Entry>,
+    uses: u64,
+    /// Forward passes whose numbers change from step to step.
+    changing: HashSet<Pass>,
+}
+
 impl LastUsed {
-    fn get(&mut self, kept: &Kept) -> Option<&(dyn Any + Send)> {
+    /// The recording, and how often it was used.
+    fn get(&mut self, kept: &Kept) -> Option<(&(dyn Any + Send), u64)> {
         self.uses += 1;
-        let (used, recording) = self.recordings.get_mut(kept)?;
-        *used = self.uses;
-        Some(&**recording)
+        let entry = self.recordings.get_mut(kept)?;
+        entry.last = self.uses;
+        entry.uses += 1;
+        Some((&*entry.recording, entry.uses))
     }
 
     fn insert(&mut self, kept: Kept, recording: Box<dyn Any + Send>) {
         self.uses += 1;
-        self.recordings.insert(kept, (self.uses, recording));
+        let before = self.recordings.get(&kept).map_or(1, |entry| entry.uses);
+        let entry = Entry {
+            recording,
+            last: self.uses,
+            uses: before,
+        };
+        self.recordings.insert(kept, entry);
         if self.recordings.len() > KEPT {
-            let all = self.recordings.iter();
-            let oldest = all.min_by_key(|(_, (used, _))| *used);
+            let oldest = self.recordings.iter().min_by_key(|(_, entry)| entry.last);
             if let Some(oldest) = oldest.map(|(kept, _)| kept.clone()) {
                 self.recordings.remove(&oldest);
             }
@@ -132,9 +159,14 @@ struct Memory {
 ///
 /// Where a later step has operations that those before it lacked, or a number of another order of
 /// magnitude (the weight of a term of the loss that begins at 0), gradients are compared once more, in
-/// the step after it. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
+/// the step after it; and in any case at the 8th step, the 16th, the 32nd and so on, since a share of the gradients that is
+/// small at first may grow. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
 /// which is compared, but not on a number or on what the closure captures where the operations are the
-/// same: that is not seen.
+/// same: that is seen at those steps alone.
+///
+/// At such uses a recording that is kept is made once more, too: where numbers of the forward pass, or plain
+/// tensors of the model, are no longer those that were recorded, a warning of [`tracing`] says so, and this forward pass
+/// is recorded in every step from then on.
 #[derive(Debug, Clone)]
 pub struct Recordings {
     memory: Arc<Memory>,
@@ -202,9 +234,13 @@ impl Recordings {
             kind,
         };
         let verifies = self.verifies && (has_gradients || given.tracked.contains(&true));
-        if !self.caches || is_behind_a_pointer::<F>() {
+        let (is_due, again) = self.is_due(&pass, verifies);
+        let keeps = self.caches
+            && !is_behind_a_pointer::<F>()
+            && !lock(&self.memory.recordings).changing.contains(&pass);
+        if !keeps {
             let sources = (&state.sources, &given.tracked[..]);
-            let recording = self.record(model, input, forward, pass, verifies, sources)?;
+            let recording = self.record(model, input, forward, pass, (verifies, again), sources)?;
             return Ok(Arc::new(recording));
         }
         let kept = Kept {
@@ -219,14 +255,44 @@ impl Recordings {
             verifies,
             halves: self.halves,
         };
-        if let Some(known) = self.kept::<O>(&kept, &carried) {
-            return Ok(known);
+        let known = self.kept::<O>(&kept, &carried);
+        if let Some((known, uses)) = &known
+            && !is_due
+            && !is_repeated(*uses)
+        {
+            return Ok(known.clone());
         }
         let sources = (&state.sources, &given.tracked[..]);
-        let recording = self.record(model, input, forward, pass, verifies, sources)?;
+        let recording = self.record(model, input, forward, pass, (verifies, again), sources)?;
         let recording = Arc::new(recording);
-        lock(&self.memory.recordings).insert(kept, Box::new(recording.clone()));
+        let change = known.and_then(|(known, _)| change(&known.graph, &recording.graph));
+        let mut recordings = lock(&self.memory.recordings);
+        match change {
+            Some(what) => {
+                tracing::warn!(
+                    place = %kept.pass.caller,
+                    "{what} changes from step to step, and a kept recording has it as it was: this forward pass is \
+                     recorded in every step from here on, without `cached`"
+                );
+                recordings.changing.insert(kept.pass);
+            }
+            None => recordings.insert(kept, Box::new(recording.clone())),
+        }
+        drop(recordings);
         Ok(recording)
+    }
+
+    /// Counts a use of a forward pass. Whether gradients are to be compared in this step, and whether for
+    /// that alone that it has been a while.
+    fn is_due(&self, pass: &Pass, verifies: bool) -> (bool, bool) {
+        let mut passes = lock(&self.memory.passes);
+        let Some(known) = passes.get_mut(pass) else {
+            return (false, false);
+        };
+        known.uses += 1;
+        let again = verifies && known.compared.is_some() && is_repeated(known.uses);
+        let is_due = known.watches || verifies && (again || !known.is_verified);
+        (is_due, again)
     }
 
     /// The kept recording, if it is of a model that carries the same hooks.
@@ -234,12 +300,12 @@ impl Recordings {
         &self,
         kept: &Kept,
         carried: &[Carried],
-    ) -> Option<Arc<Recording<O>>> {
-        let known = lock(&self.memory.recordings)
-            .get(kept)?
-            .downcast_ref::<Arc<Recording<O>>>()?
-            .clone();
-        known.graph.check_hooks(carried).is_ok().then_some(known)
+    ) -> Option<(Arc<Recording<O>>, u64)> {
+        let mut recordings = lock(&self.memory.recordings);
+        let (known, uses) = recordings.get(kept)?;
+        let known = known.downcast_ref::<Arc<Recording<O>>>()?.clone();
+        let fits = known.graph.check_hooks(carried).is_ok();
+        fits.then_some((known, uses))
     }
 
     fn record<M: Module, I: Tensors, O: Tensors>(
@@ -248,7 +314,7 @@ impl Recordings {
         input: &I,
         forward: impl FnOnce(&M, I) -> O,
         pass: Pass,
-        verifies: bool,
+        (verifies, again): (bool, bool),
         sources: (&HashSet<ParamId>, &[bool]),
     ) -> Result<Recording<O>, GraphError> {
         let known = lock(&self.memory.passes).get(&pass).cloned();
@@ -256,7 +322,7 @@ impl Recordings {
         let watches = known.as_ref().is_some_and(|known| known.watches);
         let seeks = match &known {
             _ if !pass.trains => Seeks::Nothing(&[]),
-            _ if verifies && (watches || !is_verified) => Seeks::Backward,
+            _ if verifies && (watches || again || !is_verified) => Seeks::Backward,
             Some(known) if !known.varies && !watches => Seeks::Nothing(&known.tracked),
             _ => Seeks::Results,
         };
@@ -293,16 +359,19 @@ impl Recordings {
             varies: Form::of(&recording.form).0 != Form::of(&()).0,
             is_verified,
             compared,
+            uses: known.as_ref().map_or(1, |known| known.uses),
             watches: match seeks {
                 Seeks::Results => watches && !is_new,
                 Seeks::Nothing(_) | Seeks::Backward => watches || is_new,
             },
         };
         if matches!(seeks, Seeks::Backward) {
-            if !is_verified || is_new {
+            if !is_verified || is_new || again {
                 let verified = recording.verify_gradients(model, input)?;
                 warn_of(verified, &pass);
-                now.is_verified = verified != Verified::NotFinite;
+                // One that was compared before stays so.
+                let is_open = verified == Verified::NotFinite && (is_new || !is_verified);
+                now.is_verified = !is_open;
                 now.watches = false;
                 if verified == Verified::Same {
                     let seen = now.compared.iter().flat_map(|seen| seen.iter().copied());
@@ -383,6 +452,41 @@ fn parts(graph: &Graph) -> impl Iterator<Item = u64> + '_ {
         let numbers: Vec<i32> = numbers.into_iter().map(magnitude).collect();
         hash(&|part| (leads[node.index()], &numbers).hash(part))
     })
+}
+
+/// The tensors that are no parameters, in the order in which they were recorded.
+fn constants(graph: &Graph) -> Vec<(&Shape, DType, &[u8])> {
+    let mut all: Vec<_> = graph.constants.iter().collect();
+    all.sort_by_key(|(id, _)| id.value());
+    let parts = all.into_iter();
+    parts
+        .map(|(_, data)| (data.shape(), data.dtype(), data.as_bytes()))
+        .collect()
+}
+
+/// What is no longer as it was recorded, if anything is.
+fn change(before: &Graph, now: &Graph) -> Option<String> {
+    if before.nodes().len() != now.nodes().len() {
+        return Some("the number of operations".into());
+    }
+    let bits = |node: &Node<'_>| -> Vec<u64> {
+        let scalars = node.scalars().into_iter();
+        scalars.map(f64::to_bits).collect()
+    };
+    for (one, other) in before.nodes().zip(now.nodes()) {
+        if one.name() != other.name() || bits(&one) != bits(&other) {
+            let module = match other.module() {
+                "?" => String::new(),
+                module => format!(" of `{module}`"),
+            };
+            return Some(format!(
+                "an operation `{}`{module}, or its number,",
+                other.name()
+            ));
+        }
+    }
+    (constants(before) != constants(now))
+        .then(|| "a tensor that is no parameter, or was made of numbers of the host,".into())
 }
 
 fn warn_of(verified: Verified, pass: &Pass) {

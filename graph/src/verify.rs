@@ -5,13 +5,13 @@
 //! once, on the same numbers, and are compared.
 
 use burn::backend::ir::{OperationIr, TensorId};
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps};
 use burn::backend::{
     AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchTensor,
     TensorMetadata,
 };
 use burn::module::Module;
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
 
 use crate::interpret::noise;
 use crate::record::placeholders::Values;
@@ -76,8 +76,9 @@ impl<O: Tensors> Recording<O> {
     /// gradient is zero but for rounding, as that of a bias before a BatchNorm; and the memory of one, with a
     /// copy of the weights on the device and two or three sets of gradients on the host. Weights are moved for
     /// it by up to a twentieth, those that are zero too, so that none hides a difference and none changes its
-    /// sign; a float input that is zero everywhere, a mask of no example say, is 0.5 for it; of what is frozen
-    /// no gradient is compared. The model is not touched, and no random numbers of the device are used up.
+    /// sign; a float input or constant that is zero everywhere, a mask of no example say, is 0.5 for it, and of a bool
+    /// input that is the same everywhere every second element is the other, unless gradients are not finite then; of
+    /// what is frozen no gradient is compared. The model is not touched, and no random numbers of the device are used up.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -120,8 +121,9 @@ impl<O: Tensors> Recording<O> {
         let _ = inputs.map_tensors(&mut given);
         let inputs = given.tensors.into_iter().zip(&self.graph.inputs);
         let inputs: Vec<_> = inputs
-            .map(|(value, id)| visible(self.graph.as_recorded(without_autodiff(value), *id)))
+            .map(|(value, id)| self.graph.as_recorded(without_autodiff(value), *id))
             .collect();
+        let shown: Vec<_> = inputs.iter().cloned().map(visible).collect();
         let values = Values::of(model);
         let device = model_device(model).ok_or(GraphError::NoDevice)?;
         let device = device.as_dispatch().clone();
@@ -143,24 +145,63 @@ impl<O: Tensors> Recording<O> {
                 found: "parameters of other shapes".into(),
             });
         };
-        let plain = device.inner();
+        let found = backward
+            .shown()
+            .compare_on(self, &weights, &shown, &device)?;
+        if found != Verified::NotFinite {
+            return Ok(found);
+        }
+        // Perhaps for what was changed to be seen.
+        backward.compare_on(self, &weights, &inputs, &device)
+    }
+}
+
+impl Backward {
+    /// With numbers in the place of constants that are zero everywhere, so that they hide nothing.
+    fn shown(&self) -> Self {
+        let is_zero = |data: &TensorData| {
+            data.dtype().is_float() && data.iter::<f32>().all(|number| number == 0.0)
+        };
+        let shown = |data: &TensorData| match is_zero(data) {
+            true => {
+                let halves = vec![0.5f32; data.num_elements()];
+                TensorData::new(halves, data.shape().clone()).convert_dtype(data.dtype())
+            }
+            false => data.clone(),
+        };
+        let constants = self.constants.iter();
+        Self {
+            constants: constants.map(|(id, data)| (*id, shown(data))).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// Both backward passes, on these values.
+    fn compare_on<O: Tensors>(
+        &self,
+        recording: &Recording<O>,
+        weights: &[DispatchTensor],
+        inputs: &[DispatchTensor],
+        device: &DispatchDevice,
+    ) -> Result<Verified, GraphError> {
+        let plain = device.clone().inner();
         // Whatever the checkpointing strategy of the model: that of its leaves is none.
         let autodiff = Device::new(plain.clone()).autodiff();
         let autodiff = autodiff.as_dispatch().clone();
-        let executed = backward.executed_gradients(self, &weights, &inputs, autodiff)?;
+        let executed = self.executed_gradients(recording, weights, inputs, autodiff)?;
         let recorded = |look: &mut dyn FnMut(&Node<'_>, &mut Observed<'_, '_>)| {
-            backward.recorded_gradients(self, &weights, &inputs, plain.clone(), Looks(look))
+            self.recorded_gradients(recording, weights, inputs, plain.clone(), Looks(look))
         };
         let is_stopped =
             |found: &Result<_, _>| matches!(found, Err(GraphError::StopsGradients { .. }));
         let first = recorded(&mut |_, _| {})?;
-        let found = compare(&backward.gradients, &first, &executed, None);
+        let found = compare(&self.gradients, &first, &executed, None);
         if !is_stopped(&found) {
             return found;
         }
         // What is zero but for rounding is off by all of its size: how much is rounding?
         let noisy = recorded(&mut perturb)?;
-        let found = compare(&backward.gradients, &first, &executed, Some(&noisy));
+        let found = compare(&self.gradients, &first, &executed, Some(&noisy));
         if !is_stopped(&found) {
             return found;
         }
@@ -170,7 +211,7 @@ impl<O: Tensors> Recording<O> {
             // What has failed says so where the gradients are read.
             let _ = device.sync();
         })?;
-        compare(&backward.gradients, &alone, &executed, Some(&noisy))
+        compare(&self.gradients, &alone, &executed, Some(&noisy))
     }
 }
 
@@ -428,11 +469,25 @@ fn host(tensor: DispatchTensor) -> Vec<f32> {
 /// An input that is zero everywhere hides what it is a factor of.
 fn visible(input: DispatchTensor) -> DispatchTensor {
     let shape = input.shape();
-    if !input.dtype().is_float() || shape.num_elements() == 0 {
+    if shape.num_elements() == 0 {
+        return input;
+    }
+    let flat = Shape::new([shape.num_elements()]);
+    if input.dtype().is_bool() {
+        let values = Tensor::<1, Bool>::from_dispatch(Dispatch::bool_reshape(input.clone(), flat));
+        let [any, all] = [values.clone().any(), values.clone().all()];
+        if any.into_scalar::<bool>() != all.into_scalar::<bool>() {
+            return input;
+        }
+        let elements = shape.num_elements() as i64;
+        let places = Tensor::<1, Int>::arange(0..elements, &values.device());
+        let other = values.not_equal(places.remainder_scalar(2).equal_elem(0));
+        return Dispatch::bool_reshape(other.into_dispatch(), shape);
+    }
+    if !input.dtype().is_float() {
         return input;
     }
     let dtype = FloatDType::from(input.dtype());
-    let flat = Shape::new([shape.num_elements()]);
     let values = Tensor::<1>::from_dispatch(Dispatch::float_reshape(input.clone(), flat));
     let largest = values.clone().abs().max().cast(FloatDType::F32);
     match largest.into_scalar::<f32>() == 0.0 {

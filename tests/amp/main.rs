@@ -17,6 +17,7 @@ mod model;
 mod optimizers;
 mod placement;
 mod positions;
+mod precision;
 mod recordings;
 mod regions;
 mod resume;

@@ -218,3 +218,28 @@ fn a_resumable_optimizer_reads_and_writes_the_records_of_a_plain_one() {
     let (model, mut optim) = load(AdamWConfig::new().init());
     assert_eq!(step(model, &mut optim), expected);
 }
+
+/// Both losses are scaled before the first step, which overflows and lowers the scale.
+#[test]
+fn a_second_step_divides_by_the_scale_that_its_loss_was_multiplied_by() {
+    each_device(|target| {
+        let model = Mlp::new(1, &target.device.clone().autodiff());
+        let loss = |factor: f32| {
+            let device = model.first.weight.base().device();
+            let x = crate::support::tensor::<2>(7, [5, 6], &device).mul_scalar(factor);
+            model.forward(x).square().mean()
+        };
+        let gradients = |loss: Tensor<1>| GradientsParams::from_grads(loss.backward(), &model);
+        let sgd = || SgdConfig::new().init();
+        let expected = sgd().step(0.1, model.clone(), gradients(loss(1.0)));
+        let mut scaler = scaler();
+        let before = scaler.loss_scale();
+        let [first, second] = [1e30, 1.0].map(|factor| scaler.scale(loss(factor)).unwrap());
+        let (first, second) = (gradients(first), gradients(second));
+        let _ = scaler.step(&mut sgd(), 0.1, model.clone(), first).unwrap();
+        assert!(scaler.report().unwrap().skipped);
+        assert_eq!(scaler.loss_scale(), before / 2.0);
+        let found = scaler.step(&mut sgd(), 0.1, model.clone(), second).unwrap();
+        assert_eq!(bits(&found), bits(&expected), "{}", target.name);
+    });
+}

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use burn::module::Module;
+use burn::nn::Linear;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError, calibrate_scale, materialize_half};
@@ -227,9 +228,63 @@ fn the_recordings_that_were_used_last_are_kept() {
     // With the 65th shape the one goes that was not used for longest.
     for batch in 2..=65 {
         assert!(records(batch));
-        assert!(!records(1));
+        // At the 8th use, the 16th and so on it is made once more.
+        assert_eq!(records(1), batch >= 8 && batch.is_power_of_two());
     }
     assert!(!records(3));
     assert!(!records(65));
     assert!(records(2));
+}
+
+/// A layer and the features that it is compared with, which are no parameter.
+#[derive(Module, Debug)]
+struct Contrast {
+    layer: Linear,
+    queue: Tensor<2>,
+}
+
+#[test]
+fn a_kept_recording_whose_constants_change_is_kept_no_more() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let layer = Mlp::new(1, &device).first;
+        let half = Autocast::new(FloatDType::BF16)
+            .with_fallback(Fallback::Emulate)
+            .cached();
+        let count = Cell::new(0);
+        let x = tensor::<2>(5, [7, 6], &device);
+        let run = |autocast: &Autocast, model: &Contrast| {
+            let loss = autocast.run(model, x.clone(), |model, x| {
+                count.set(count.get() + 1);
+                let similar = model
+                    .layer
+                    .forward(x)
+                    .matmul(model.queue.clone().transpose());
+                similar.square().mean()
+            });
+            values(loss.unwrap())[0]
+        };
+        let mut recorded = Vec::new();
+        for step in 1..=12 {
+            let model = Contrast {
+                layer: layer.clone(),
+                queue: tensor::<2>(step, [4, 8], &device),
+            };
+            let before = count.get();
+            let found = run(&half, &model);
+            recorded.push(count.get() > before);
+            if step >= 8 {
+                let similar = model.layer.forward(x.clone());
+                let similar = similar.matmul(model.queue.clone().transpose());
+                let expected = values(similar.square().mean())[0];
+                assert!(
+                    (found - expected).abs() < 0.02 * expected,
+                    "{found} for {expected}"
+                );
+            }
+        }
+        // Recorded once, and from the 8th use on always, since that showed other features.
+        let expected: Vec<bool> = (1..=12).map(|step| step == 1 || step >= 8).collect();
+        assert_eq!(recorded, expected, "{}", target.name);
+    });
 }

@@ -2,8 +2,12 @@
 //! of what an interpolation has spread.
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::module::{conv_transpose2d, conv1d, conv2d};
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn::tensor::module::{
+    adaptive_avg_pool2d, avg_pool2d, conv_transpose2d, conv1d, conv2d, interpolate,
+};
+use burn::tensor::ops::{
+    AvgPoolOptions, ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions,
+};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{Autocast, self_test, supported_dtypes};
 

@@ -1,9 +1,10 @@
 //! What is remembered of forward passes between steps.
 
+use std::cell::Cell;
 use std::panic::Location;
 
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, Device, Tensor};
 use burn_lean::graph::{AsRecorded, GraphError, Recordings};
 
 use crate::support::tensor;
@@ -65,6 +66,128 @@ fn a_stopped_gradient_that_appears_later_is_found() {
             matches!(error, GraphError::StopsGradients { .. }),
             "{error}"
         );
+    }
+}
+
+fn is_stopped<T>(found: Result<T, GraphError>) -> bool {
+    matches!(found, Err(GraphError::StopsGradients { .. }))
+}
+
+/// A term whose weight is one of many numbers of its size, and begins at 0.
+#[test]
+fn a_late_weight_is_told_from_numbers_of_its_size() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [2, 3], &device);
+    let recordings = Recordings::default();
+    let place = Location::caller();
+    let at = |weight: f64| {
+        let forward = move |model: &Linear, x: Tensor<2>| {
+            let y = model.forward(x) * 1.1;
+            let target = y.clone().detach() * 1.2;
+            y.clone().square().mean() * 1.3 + (y - target).square().mean() * weight
+        };
+        recordings.recording(&model, &x, forward, place, 0)
+    };
+    for _ in 0..3 {
+        assert!(at(0.0).is_ok());
+    }
+    // Seen in this step, compared in the next.
+    assert!(at(1.0).is_ok());
+    assert!(is_stopped(at(1.0)));
+}
+
+/// What hides a term in the first step, although it is there: no example is masked, a constant is zero.
+#[test]
+fn a_mask_of_nothing_and_a_constant_of_zero_hide_no_stopped_gradient() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [4, 3], &device);
+    let nothing = Tensor::<1, Bool>::full([4], false, &device);
+    let place = Location::caller();
+    let masked = |model: &Linear, (x, mask): (Tensor<2>, Tensor<1, Bool>)| {
+        let y = model.forward(x);
+        let aside = (y.clone() * y.clone().detach())
+            .sum_dim(1)
+            .squeeze_dim::<1>(1);
+        y.square().mean() + aside.mask_fill(mask.bool_not(), 0.0).mean()
+    };
+    let input = (x.clone(), nothing);
+    assert!(is_stopped(
+        Recordings::default().recording(&model, &input, masked, place, 0)
+    ));
+    let weighted = |model: &Linear, x: Tensor<2>| {
+        let weight = Tensor::<1>::from_floats([0.0], &x.device());
+        let y = model.forward(x);
+        y.clone().square().mean() + (y.clone() * y.detach()).mean() * weight
+    };
+    assert!(is_stopped(
+        Recordings::default().recording(&model, &x, weighted, place, 0)
+    ));
+}
+
+/// A padding mask of a batch without padding: with all of a row masked there is no softmax.
+#[test]
+fn a_mask_that_cannot_be_another_is_left_as_it_is() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [4, 3], &device);
+    let padding = Tensor::<2, Bool>::full([4, 1], false, &device);
+    let forward = |model: &Linear, (x, padding): (Tensor<2>, Tensor<2, Bool>)| {
+        let scores = model
+            .forward(x)
+            .mask_fill(padding.expand([4, 3]), f32::NEG_INFINITY);
+        burn::tensor::activation::softmax(scores, 1).square().mean()
+    };
+    let place = Location::caller();
+    let recordings = Recordings::default();
+    let found = recordings.recording(&model, &(x, padding), forward, place, 0);
+    assert!(found.is_ok(), "{:?}", found.err());
+}
+
+/// A term that a number brings in, which a kept recording does not show.
+#[test]
+fn a_pass_is_looked_at_again_and_again() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [2, 3], &device);
+    for caches in [false, true] {
+        // A share of the gradients that is small at first, and a branch.
+        for branches in [false, true] {
+            let mut recordings = Recordings::default();
+            recordings.caches = caches;
+            let place = Location::caller();
+            let factor = Cell::new(1.0);
+            let mut refused = None;
+            for step in 1..=16 {
+                factor.set(if step < 5 { 1.0 } else { 0.0 });
+                let (branch, weight) = match branches {
+                    true => (factor.get() == 0.0, 1.0),
+                    false => (true, 1e-5),
+                };
+                let forward = |model: &Linear, (x, most): (Tensor<2>, Tensor<1>)| {
+                    let y = model.forward(x);
+                    let target = if branch {
+                        y.clone().detach()
+                    } else {
+                        y.clone()
+                    };
+                    let aside = (y.clone() * target).mean() * weight;
+                    y.square().mean() * most + aside
+                };
+                let most = match branches {
+                    true => 1.0,
+                    false => factor.get() as f32 + 1e-5,
+                };
+                let most = Tensor::<1>::from_floats([most], &device);
+                let found = recordings.recording(&model, &(x.clone(), most), forward, place, 0);
+                if is_stopped(found) {
+                    refused = Some(step);
+                    break;
+                }
+            }
+            assert_eq!(refused, Some(8), "caches: {caches}, branches: {branches}");
+        }
     }
 }
 

@@ -95,7 +95,8 @@ With `Autocast::run` all modules of `burn-nn` 0.22.1 go as they are, unedited, a
 is not needed: norms, softmax, activations with exponentials or powers, distances, divisions, sums
 and losses run in F32, so that outputs and gradients are right for activations of 1 to 30,000, as far
 as the bound of rounding goes. Two cannot be recorded: `PoissonNllLoss`, which looks at its targets, and
-`PositionWiseFeedForward` with `SwiGlu` or `PRelu` inside, whose parameters Burn's modules do not see.
+`PositionWiseFeedForward` with `SwiGlu` or `PRelu` inside, whose parameters Burn's modules do not see; nor
+can `CTCLoss` in a build with debug assertions, in which it reads its lengths.
 
 In an autocast region (`AutocastConfig::prepare`, `Autocast::forward`) the dtype of an operation is
 that of its operands:

@@ -46,6 +46,9 @@ pub(crate) struct OnDevice<'a> {
 
 impl Rules for OnDevice<'_> {
     fn precision(&self, node: &Node<'_>) -> Precision {
+        if node.is_full() {
+            return Precision::Full;
+        }
         self.lists
             .exception(node)
             .unwrap_or_else(|| listed(node, self.half))

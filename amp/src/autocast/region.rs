@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use burn::tensor::{FloatDType, Tensor};
+use burn_lean_graph::hooks::in_full_precision;
 use burn_lean_graph::{Recordings, TensorMapper, Tensors};
 
 use crate::Fallback;
@@ -192,7 +193,7 @@ impl Autocast {
     }
 }
 
-/// Runs `body` in F32 inside an autocast region, and casts its result back.
+/// Runs `body` in F32 inside an autocast region, and casts its result back; in [`Autocast::run`], its operations.
 ///
 /// For what must not run in half: modules that Burn cannot run in it (BatchNorm, recurrent cells,
 /// positional encodings), or a sum that would overflow. `input` arrives in F32, weights are the
@@ -223,7 +224,7 @@ impl Autocast {
 /// ```
 pub fn full_precision<I: Tensors, O: Tensors>(input: I, body: impl FnOnce(I) -> O) -> O {
     let Some(compute) = current() else {
-        return body(input);
+        return in_full_precision(|| body(input));
     };
     let input = input.map_tensors(&mut Caster(Edge::Out(compute)));
     let output = {

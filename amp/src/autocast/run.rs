@@ -88,7 +88,9 @@ impl Autocast {
     ///
     /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the
     /// host (a counter, a random choice, a branch on a configuration that changes) stay as they
-    /// were recorded. A recording belongs to the closure, to the place in the program that calls
+    /// were recorded, and so do plain tensors of the model (a queue of features, a table of averages); at the 8th use, the
+    /// 16th, the 32nd and so on it is recorded once more, and where they differ a warning says so and it is
+    /// recorded in every step from then on. A recording belongs to the closure, to the place in the program that calls
     /// [`run`](Self::run), to what inputs [say of themselves](Tensors::describe), and to a model with
     /// these parameters, of these shapes and dtypes, frozen and not. The 64 that were used last are kept: where shapes or numbers
     /// of the input change in each step, they are of no use. Functions behind a pointer (`fn`, `dyn Fn`) are
@@ -98,9 +100,10 @@ impl Autocast {
         self
     }
 
-    /// Leaves out the comparison of gradients at the first training step of each forward pass.
+    /// Leaves out the comparison of gradients at the first training step of each forward pass, and at the 8th,
+    /// the 16th, the 32nd and so on.
     ///
-    /// It takes the time of two F32 steps, and the memory of one over the whole batch, with a copy of the
+    /// Each takes the time of two F32 steps, and the memory of one over the whole batch, with a copy of the
     /// weights on the device and two sets of gradients on the host: where that is too much, begin with a
     /// smaller batch, for all sizes are one forward pass. It refuses models that stop gradients inside
     /// (`detach`), whose gradients would be wrong without a word. Where gradients cannot be compared, a
@@ -125,8 +128,8 @@ impl Autocast {
     /// plain model, on an autodiff device or not, with weights that are [stored in
     /// half](crate::materialize_half()) or not; running states are updated as always, and results
     /// that `forward` detaches have no gradient. What it detaches is found at its first training step, and
-    /// at the first for each value of a `bool` and each variant in `input`: it must not depend on numbers,
-    /// or on what the closure captures. The quantizers of a model that is prepared for quantization act
+    /// at the first for each value of a `bool` and each variant in `input`; where it depends on numbers, or on what the
+    /// closure captures, at the 8th, the 16th, the 32nd and so on, if it does so then. The quantizers of a model that is prepared for quantization act
     /// where they do in a run of its own, before the casts.
     ///
     /// What a device would add up in half runs in F32, on operands in half: averages and interpolations on GPUs, and

@@ -34,11 +34,7 @@ pub(crate) fn adds_up_in_half(node: &Node<'_>, device: &Device, half: FloatDType
     };
     let averages = matches!(
         module,
-        Module::AvgPool1d(_)
-            | Module::AvgPool2d(_)
-            | Module::AdaptiveAvgPool1d(_)
-            | Module::AdaptiveAvgPool2d(_)
-            | Module::Interpolate(_)
+        Module::AvgPool1d(_) | Module::AvgPool2d(_) | Module::Interpolate(_)
     );
     is_cubecl(device) && (averages || loses_terms(node, module, device, half))
 }

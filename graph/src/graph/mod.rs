@@ -49,6 +49,8 @@ pub struct Graph {
     pub(crate) hooked: HashMap<TensorId, usize>,
     /// The tensors that stand for what a cast makes.
     pub(crate) noted_casts: HashMap<TensorId, FloatDType>,
+    /// The first tensors before and after what the model runs in full precision.
+    pub(crate) full: Vec<(TensorId, TensorId)>,
     /// The dtypes of the parameters and inputs that are stored in half and recorded as F32.
     pub(crate) stored: HashMap<TensorId, DType>,
 }
@@ -88,6 +90,7 @@ impl Graph {
             hooks: Vec::new(),
             hooked: HashMap::new(),
             noted_casts: HashMap::new(),
+            full: Vec::new(),
             stored: HashMap::new(),
         }
     }
@@ -158,6 +161,12 @@ impl Graph {
         }
         let output = operation.outputs().next()?;
         self.noted_casts.get(&output.id).copied()
+    }
+
+    /// Whether the model makes a tensor in full precision.
+    pub(crate) fn is_full(&self, id: TensorId) -> bool {
+        let mut spans = self.full.iter();
+        spans.any(|(before, after)| (before.value()..after.value()).contains(&id.value()))
     }
 
     /// The batch normalization of a training pass at an operation, as one operation.

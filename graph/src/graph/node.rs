@@ -57,6 +57,13 @@ impl<'a> Node<'a> {
         self.graph.noted_cast(self.operation())
     }
 
+    /// Whether the model says that it runs in F32, by
+    /// [`in_full_precision`](crate::hooks::in_full_precision).
+    pub fn is_full(&self) -> bool {
+        let mut made = self.operation().outputs();
+        made.any(|tensor| self.graph.is_full(tensor.id))
+    }
+
     /// The operand whose numbers it moves, leaves out or repeats without computing any; also one
     /// that it casts.
     pub fn moved(&self) -> Option<&'a TensorIr> {

@@ -189,7 +189,7 @@ fn record_on<M: Module, I: Tensors, O: Tensors>(
         let done = catch_quietly(|| {
             let (model, states) = hooks::sharing(|| recorder.with_placeholders(model, hooked));
             let inputs = inputs.map_tensors(&mut recorder);
-            let (form, made) = hooks::recording(carried, || forward(&model, inputs));
+            let (form, made) = hooks::recording(carried, device, || forward(&model, inputs));
             noted = made;
             let mut results = Results::default();
             let form = form.map_tensors(&mut results);

@@ -45,7 +45,9 @@ impl Writer<'_> {
         let bias = match product.bias {
             None => None,
             Some(bias) => {
-                let scales = codes.and_then(|codes| codes.scales_along(product.channel_axis()));
+                // Steps of 4 bits are coarse for a bias, and nobody multiplies such codes as integers.
+                let fine = codes.filter(|codes| codes.bits > 4);
+                let scales = fine.and_then(|codes| codes.scales_along(product.channel_axis()));
                 let grid: Option<Vec<f32>> = scales
                     .zip(scale)
                     .map(|(scales, x)| scales.iter().map(|scale| scale * x).collect());
