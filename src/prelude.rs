@@ -2,7 +2,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | mixed precision | [`Autocast`], [`GradScalerConfig`]; [`full_precision`] for calls in a region (`amp::AutocastConfig`) |
+//! | mixed precision | [`Autocast`], [`GradScalerConfig`]; [`full_precision`] for calls that stay in F32 |
 //! | quantization | [`QatConfig`] or [`PtqConfig`], [`QuantizedForward`] to run the result, [`ConvertConfig`] at the end |
 //! | pruning | [`Pruner`] from inputs, [`PrunerConfig`] from gradients, [`Masks`] to hold the zeros |
 //! | what is shipped | [`SparseRecord`], [`save_safetensors`], [`Export`] |

@@ -262,6 +262,9 @@ fn perturb(node: &Node<'_>, tensors: &mut Observed<'_, '_>) {
 /// Each number moved by up to so much of itself.
 fn off_by(tensor: DispatchTensor, share: f32) -> DispatchTensor {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    if shape.num_elements() == 0 {
+        return tensor;
+    }
     let noise =
         Tensor::<1>::from_dispatch(noise(Shape::new([shape.num_elements()]), &tensor.device()));
     let noise = (noise * share + 1.0).cast(FloatDType::from(dtype));
@@ -502,6 +505,10 @@ fn visible(input: DispatchTensor) -> DispatchTensor {
 /// A weight that is moved by up to a twentieth of each of its numbers, and of 1 where one is zero.
 fn moved(weight: DispatchTensor) -> DispatchTensor {
     let (shape, dtype) = (weight.shape(), weight.dtype());
+    // GPU backends have no kernel over no elements.
+    if shape.num_elements() == 0 {
+        return weight;
+    }
     let flat = Shape::new([shape.num_elements()]);
     let noise = noise(flat.clone(), &weight.device());
     let noise = Tensor::<1>::from_dispatch(noise).mul_scalar(0.05);

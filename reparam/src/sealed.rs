@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use safetensors::tensor::{SafeTensors, View};
 
+/// Its key in the metadata.
+pub const CHECKSUM: &str = "crc32";
 /// What the checksum of eight hexadecimal digits follows in a header; the quotes in metadata are
 /// escaped, so that it is there once.
 const PLACE: &[u8] = b"\"crc32\":\"";
@@ -18,7 +20,7 @@ pub fn seal<V: View>(
     tensors: Vec<(String, V)>,
     mut metadata: HashMap<String, String>,
 ) -> Result<Vec<u8>, String> {
-    metadata.insert("crc32".into(), "0".repeat(DIGITS));
+    metadata.insert(CHECKSUM.into(), "0".repeat(DIGITS));
     let bytes = safetensors::serialize(tensors, Some(metadata));
     let mut bytes = bytes.map_err(|error| error.to_string())?;
     let at = place(&bytes).ok_or("its header has no place for a checksum")?;

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::panic::Location;
 
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{Bool, Device, Tensor};
 use burn_lean::graph::{AsRecorded, GraphError, Recordings};
 
@@ -225,4 +226,70 @@ fn functions_behind_one_pointer_are_told_apart() {
     let all = [loss(stopped), loss(stopped)];
     let refused = all.iter().filter(|found| found.is_err()).count();
     assert!(refused >= 1, "{all:?}");
+}
+
+/// What a kept recording has, and what the model does by now.
+#[test]
+fn a_change_of_what_is_computed_is_seen() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [4, 3], &device);
+    type Change = fn(Tensor<2>, usize) -> Tensor<2>;
+    let changes: [(&str, Change); 4] = [
+        ("the axis of a flip", |y, step| {
+            y.flip([(step / 8) as isize])
+        }),
+        ("the start of a slice", |y, step| {
+            y.slice([step / 8..step / 8 + 2])
+        }),
+        ("the order of a difference", |y, step| match step < 8 {
+            true => y.clone() - y.square(),
+            false => y.clone().square() - y,
+        }),
+        ("the width of noise", |y, step| {
+            let noise = burn::tensor::Distribution::Normal(0.0, 1.0 + (step / 8) as f64);
+            y.clone() + y.random_like(noise)
+        }),
+    ];
+    for (name, change) in changes {
+        let mut recordings = Recordings::default();
+        recordings.caches = true;
+        let place = Location::caller();
+        let recorded = Cell::new(0);
+        for step in 1..=12 {
+            let forward = |model: &Linear, x: Tensor<2>| {
+                recorded.set(recorded.get() + 1);
+                change(model.forward(x), step)
+            };
+            recordings.recording(&model, &x, forward, place, 0).unwrap();
+        }
+        // At the first use, and from the 8th on in each.
+        assert_eq!(recorded.get(), 6, "{name}");
+    }
+}
+
+/// A pool records places where gradients are looked for, and none where they are not.
+#[test]
+fn a_recording_that_still_holds_is_kept() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [4, 3], &device);
+    for verifies in [true, false] {
+        let mut recordings = Recordings::default();
+        recordings.caches = true;
+        recordings.verifies = verifies;
+        let place = Location::caller();
+        let recorded = Cell::new(0);
+        for _ in 1..=20 {
+            let forward = |model: &Linear, x: Tensor<2>| {
+                recorded.set(recorded.get() + 1);
+                let y = model.forward(x).reshape([1, 1, 12]);
+                let pooled = burn::tensor::module::max_pool1d(y, MaxPoolOptions::new([2]));
+                pooled.max_dim(2).square().mean()
+            };
+            recordings.recording(&model, &x, forward, place, 0).unwrap();
+        }
+        // At the first use, the 8th and the 16th.
+        assert_eq!(recorded.get(), 3, "verifies: {verifies}");
+    }
 }

@@ -55,6 +55,22 @@ fn a_small_ridge_is_not_lost_where_there_are_fewer_samples_than_kept_weights() {
 }
 
 #[test]
+fn chita_solves_what_a_back_solve_does_at_a_small_ridge() {
+    each_device(|target| {
+        for (n, p, k) in [(40, 200, 20), (40, 40, 20), (80, 40, 20)] {
+            for ridge in [1e-4, 1e-6, 1e-8] {
+                let plain = plain(n, p, ridge);
+                let problem = plain.problem(&target.device);
+                let config = SolverConfig::new(Budget::Keep(k));
+                let config = config.with_method(Method::Chita(ChitaConfig::new()));
+                let excess = excess(&plain, &solve(&problem, &config).unwrap());
+                assert!(excess < 1e-6, "n {n}, p {p}, ridge {ridge}: {excess:e}");
+            }
+        }
+    });
+}
+
+#[test]
 fn nothing_is_claimed_where_the_ridge_is_lost_in_rounding() {
     each_device(|target| {
         let exchanges = ChitaConfig::new().with_max_exchanges(None);

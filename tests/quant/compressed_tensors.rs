@@ -370,7 +370,36 @@ pub(crate) fn rewritten(
         let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), data);
         (name, view.unwrap())
     });
-    safetensors::serialize(views, header.metadata().clone()).unwrap()
+    // As other programs write: the checksum is that of the file that was.
+    let mut metadata = header.metadata().clone().unwrap();
+    metadata.remove("crc32");
+    safetensors::serialize(views, Some(metadata)).unwrap()
+}
+
+#[test]
+fn a_changed_bit_is_refused_or_changes_nothing() {
+    let device = Device::flex();
+    let config = QatConfig::new().with_activation(None);
+    let net = config.prepare(Net::new(1, &device)).unwrap().valid();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    saved(&net, &path);
+    let whole = std::fs::read(&path).unwrap();
+    let load = || load_compressed_tensors(Net::new(2, &device), &path);
+    let expected = parameters(&load().unwrap());
+    let mut refused = 0;
+    let places = (0..whole.len()).step_by(7);
+    for at in places.clone() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        std::fs::write(&path, bytes).unwrap();
+        match load() {
+            // The name of the checksum in the metadata.
+            Ok(loaded) => assert_eq!(parameters(&loaded), expected),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused + 1 >= places.len());
 }
 
 #[test]

@@ -291,8 +291,7 @@ impl<O: Tensors> Engine<O> {
     ///
     /// NaN stays NaN: of a product in integers, the row or the image that has it; but of a NaN or an
     /// infinity a ReLU or a clamp that rten computes may make a number. Infinities are the ends of a grid
-    /// that is known, and NaN where it is that of the values at hand; where the zeros of a weight are left
-    /// out, so are the infinities that they would have been multiplied with.
+    /// that is known, and NaN where it is that of the values at hand.
     ///
     /// # Errors
     ///

@@ -1,13 +1,13 @@
 //! The tensors that are alive while a graph runs, and what happens to an operand on its way in.
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{TensorId, TensorIr};
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps, QTensorOps};
 use burn::backend::{
     Dispatch, DispatchDevice, DispatchTensor, TensorMetadata, get_device_settings,
 };
 use burn::tensor::{DType, FloatDType, TensorData};
+// Names of tensors are numbers of our own, looked up for each operand of each operation.
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::cast;
 use super::recompute::Recompute;
@@ -72,7 +72,7 @@ impl<'a> Alive<'a> {
         device: DispatchDevice,
         rules: &impl Rules,
     ) -> Self {
-        let mut values: HashMap<TensorId, DispatchTensor> = HashMap::new();
+        let mut values: HashMap<TensorId, DispatchTensor> = HashMap::default();
         for (parameter, value) in graph.parameters.iter().zip(parameters) {
             values.insert(parameter.tensor, value.clone());
         }
@@ -90,10 +90,10 @@ impl<'a> Alive<'a> {
             arithmetic: rules.arithmetic(),
             half: rules.half(),
             values,
-            casts: HashMap::new(),
-            on_grid: HashSet::new(),
-            again: HashSet::new(),
-            held: HashMap::new(),
+            casts: HashMap::default(),
+            on_grid: HashSet::default(),
+            again: HashSet::default(),
+            held: HashMap::default(),
             put_back: Vec::new(),
             assignment: Assignment {
                 precision: Precision::AsRecorded,
@@ -130,7 +130,8 @@ impl<'a> Alive<'a> {
             && (node.is_light() && gives_half
                 || node.is_composed() && is_full && !gives_half
                 || shows_again);
-        self.stored_in = (self.is_lean() && is_full && node.is_smooth()).then_some(self.half);
+        let is_smooth = node.is_smooth() && !node.is_full();
+        self.stored_in = (self.is_lean() && is_full && is_smooth).then_some(self.half);
         self.has_several = node
             .operation()
             .inputs()

@@ -6,6 +6,9 @@ use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 
 /// Numbers in [−1, 1] that look random and are the same each time.
 pub(crate) fn noise(shape: Shape, device: &DispatchDevice) -> DispatchTensor {
+    if shape.num_elements() == 0 {
+        return Dispatch::float_zeros(shape, device, FloatDType::F32);
+    }
     let numbers = counted(shape.num_elements(), device);
     let numbers = Dispatch::int_into_float(numbers, FloatDType::F32);
     let numbers = Dispatch::float_mul_scalar(numbers, 12.9898f32.into());

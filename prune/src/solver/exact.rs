@@ -163,7 +163,7 @@ impl Exact {
 }
 
 /// A matrix on the host, in F64.
-fn host(columns: Tensor<2>) -> Result<Mat<f64>, PruneError> {
+pub(super) fn host(columns: Tensor<2>) -> Result<Mat<f64>, PruneError> {
     let [rows, width] = columns.dims();
     let values = read(columns)?;
     Ok(Mat::from_fn(rows, width, |row, column| {

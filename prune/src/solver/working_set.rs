@@ -20,6 +20,7 @@ use crate::fisher::gradient_matrix::{add_product, column};
 use crate::host::{read, select};
 use crate::problem::{Problem, narrow};
 use crate::solver::back_solve::{keeps_few, product_of_pruned};
+use crate::solver::exact::host;
 use crate::solver::factor::{Factor, Symmetric};
 use crate::solver::resident::Resident;
 
@@ -120,7 +121,12 @@ impl<'a> WorkingSet<'a> {
 
     /// The exact minimum on the support.
     pub(crate) fn solve(&self) -> Result<Solved, PruneError> {
-        let factor = self.kernel.factor(self.problem.ridge())?;
+        let ridge = self.problem.ridge();
+        let factor = match self.kernel.factor(ridge) {
+            // The ridge may have been lost in sums of F32 products: those of F64 tell.
+            Err(PruneError::NotPositiveDefinite { .. }) => self.exact_kernel()?.factor(ridge)?,
+            factor => factor?,
+        };
         let dual = factor.solve(&self.target);
         let change = self.transpose_multiply(&self.support, &dual)?;
         let dense = self.problem.dense();
@@ -140,6 +146,16 @@ impl<'a> WorkingSet<'a> {
             weights,
             objective: self.problem.lambda() * (fit + all - kept) + self.problem.completed_square(),
         })
+    }
+
+    /// The kernel again, in F64.
+    fn exact_kernel(&self) -> Result<Symmetric, PruneError> {
+        let mut kernel = Symmetric::ridge(self.kernel.size(), self.problem.lambda())?;
+        for chunk in self.problem.gradients().chunks(&self.support) {
+            let columns = restrict(self.rows.as_deref(), chunk?.1);
+            kernel.add_exact_gram(1.0, host(columns)?.as_ref());
+        }
+        Ok(kernel)
     }
 
     /// What removing each weight of the support alone costs, the others re-solved; an estimate.

@@ -16,7 +16,8 @@
 //! | `P.compressed`, `P.bitmask`, `P.shape` | F32 `[d_output, d_input / 2]`, U8, I64 `[2, 1]` | a float weight of 2:4 along the inputs (`sparse-24-bitmask`) |
 //! | all others | their own | every other tensor of the model |
 //!
-//! The metadata has `format` (`pt`) and `quantization_config`, the JSON that belongs under that name into
+//! The metadata has `format` (`pt`), `crc32` (a checksum, which a program that changes the file leaves out) and
+//! `quantization_config`, the JSON that belongs under that name into
 //! a `config.json` beside the file. Codes of unsigned formats are stored as signed ones, with their zero
 //! points: the values are the same.
 

@@ -79,7 +79,8 @@ impl Default for QuantizedForward {
 }
 
 impl QuantizedForward {
-    /// Records in every step, compares gradients at the first one, and moves the schedules on.
+    /// Records in every step, compares gradients at the first one, the 8th, the 16th and so on, and
+    /// moves the schedules on.
     pub fn new() -> Self {
         Self {
             recordings: Recordings::default(),
@@ -98,7 +99,8 @@ impl QuantizedForward {
         self
     }
 
-    /// Leaves out the comparison of gradients at the first training step of each forward pass.
+    /// Leaves out the comparison of gradients at the first training step of each forward pass, and at the 8th,
+    /// the 16th and so on.
     pub fn without_verification(mut self) -> Self {
         self.recordings.verifies = false;
         self

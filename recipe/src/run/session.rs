@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
 use burn_lean_quant::{QuantizedForward, load_record, save_safetensors};
-use burn_lean_reparam::each_plain_float;
+use burn_lean_reparam::{PathVisitor, Trail, each_plain_float, visit_with_path};
 
 use super::progress::Listener;
 use super::tensors::on_device;
@@ -350,14 +350,36 @@ where
     }
 }
 
-/// CRC-32 of the float tensors of a model.
+/// CRC-32 of the tensors of a model, but those of reparameterizations.
 pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    each_plain_float(&model.valid(), |at, float| {
-        crc.update(at.path().as_bytes());
-        crc.update(float.data().as_bytes());
-    });
-    crc.finalize()
+    let mut sum = Checksum(crc32fast::Hasher::new());
+    visit_with_path(&model.valid(), &mut sum);
+    sum.0.finalize()
+}
+
+struct Checksum(crc32fast::Hasher);
+
+impl Checksum {
+    fn add(&mut self, at: &Trail, data: impl FnOnce() -> TensorData) {
+        if !at.is_attached() {
+            self.0.update(at.path().as_bytes());
+            self.0.update(data().as_bytes());
+        }
+    }
+}
+
+impl PathVisitor for Checksum {
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        self.add(at, || param.base().to_data());
+    }
+
+    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+        self.add(at, || param.val().to_data());
+    }
+
+    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
+        self.add(at, || param.val().to_data());
+    }
 }
 
 /// Waits for the device: the numbers are there when they are read.

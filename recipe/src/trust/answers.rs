@@ -32,7 +32,7 @@ impl Answers {
     /// # Errors
     ///
     /// Those of the batches; [`RecipeError::Task`] where logits and labels differ in number, a label
-    /// is none of the classes, a logit is NaN or +∞ or the device fails.
+    /// is none of the classes, a logit is NaN or +∞, all are −∞, or the device fails.
     pub fn collect(
         batches: impl IntoIterator<Item = Result<(Tensor<2>, Tensor<1, Int>), RecipeError>>,
     ) -> Result<Self, RecipeError> {
@@ -79,7 +79,7 @@ impl Answers {
         let sum: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
         if sum.is_nan() {
             let reason = format!(
-                "a logit of example {} is NaN or +∞: look at its inputs, and at the weights",
+                "a logit of example {} is NaN or +∞, or all are −∞: look at its inputs, and at the weights",
                 self.predicted.len(),
             );
             return Err(RecipeError::task(reason));

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::sealed::{CHECKSUM, unseal};
 use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path, unlink_before};
 use safetensors::tensor::{Dtype, SafeTensors};
 
@@ -28,10 +29,11 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 ///
 /// # Errors
 ///
-/// Each with the model inside: [`QuantError::File`] when the file cannot be read, is truncated, is of
-/// something else, needs what is not read here (an order of activations, floats of 8 bits), or does not
-/// fit the model; [`QuantError::ForeignScheme`] for a weight or an input that the model quantizes in
-/// another way.
+/// Each with the model inside: [`QuantError::File`] when the file cannot be read, is truncated, was changed
+/// after [`save_compressed_tensors`](super::save_compressed_tensors) wrote it (its metadata has a checksum;
+/// that of other programs' files has none), is of something else, needs what is not read here (an order of
+/// activations, floats of 8 bits), or does not fit the model; [`QuantError::ForeignScheme`] for a weight or
+/// an input that the model quantizes in another way.
 pub fn load_compressed_tensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
@@ -47,6 +49,10 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
     let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
     let metadata = header.metadata().clone().unwrap_or_default();
+    // Files of other programs have none.
+    if metadata.contains_key(CHECKSUM) {
+        unseal(&bytes).map_err(|error| file.read(error))?;
+    }
     let config = metadata
         .get(KEY)
         .ok_or_else(|| file.read(format!("its metadata has no `{KEY}`")))?;
