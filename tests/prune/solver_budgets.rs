@@ -233,7 +233,7 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
         Layout::anonymous(2),
     );
     let config = SolverConfig::new(Budget::Keep(1));
-    let small = solve(&problem.clone().with_ridge(1e-5).unwrap(), &config);
+    let small = solve(&problem.clone().with_ridge(1e-12).unwrap(), &config);
     assert!(
         matches!(small, Err(PruneError::NotPositiveDefinite { size: 2, .. })),
         "{small:?}"
@@ -247,7 +247,7 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
         let choice = RidgeChoice::over(ridges.iter().copied());
         solve_with_ridge(&problem, &config, &choice, judge)
     };
-    let found = sweep(&[1e-5, 1e6], &mut judge).unwrap();
+    let found = sweep(&[1e-12, 1e6], &mut judge).unwrap();
     assert_eq!(found.chosen.value, 1e6);
     assert_eq!(found.candidates.len(), 2);
     assert!(found.candidates[0].loss.is_nan() && found.candidates[0].objective.is_nan());
@@ -258,7 +258,7 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
         matches!(unjudged, Err(PruneError::NaNLosses { candidates: 2 })),
         "{unjudged:?}"
     );
-    let none = sweep(&[1e-5, 1e-6], &mut |_| Ok(1.0)).map(|sweep| sweep.chosen);
+    let none = sweep(&[1e-12, 1e-13], &mut |_| Ok(1.0)).map(|sweep| sweep.chosen);
     assert!(
         matches!(none, Err(PruneError::NotPositiveDefinite { .. })),
         "{none:?}"
