@@ -33,8 +33,9 @@ impl Look {
     }
 }
 
-/// `x · factor`, and what there is to see; `None` where it takes several passes. `factor` makes an F32 tensor,
+/// `x · factor`, and what there is to see; `x` again where that takes several passes. `factor` makes an F32 tensor,
 /// `[1]`, where `x` is; without one nothing is multiplied.
+#[allow(clippy::result_large_err)] // It is no error: the tensor goes on.
 pub(super) fn one_pass<const D: usize>(
     x: Tensor<D>,
     factor: impl FnOnce() -> Option<Tensor<1>>,
