@@ -62,11 +62,6 @@ pub trait Rules {
     fn results(&self) -> Option<FloatDType> {
         None
     }
-
-    /// Whether these are the rules [`AsRecorded`], which come to the same each time.
-    fn are_as_recorded(&self) -> bool {
-        false
-    }
 }
 
 /// Every operation in the dtypes in which it was recorded.
@@ -80,10 +75,6 @@ impl Rules for AsRecorded {
 
     fn half(&self) -> FloatDType {
         FloatDType::F32
-    }
-
-    fn are_as_recorded(&self) -> bool {
-        true
     }
 }
 

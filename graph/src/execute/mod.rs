@@ -10,8 +10,6 @@ mod storage;
 mod tensors;
 mod write_back;
 
-use std::borrow::Cow;
-
 use burn::backend::ir::TensorId;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
@@ -193,10 +191,7 @@ impl Graph {
         self.check_devices(parameters, inputs, &device)?;
         let _pass = hooks.map(|_| ForwardPass::alone());
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
-        let assignments = match rules.are_as_recorded() {
-            true => Cow::Borrowed(&self.as_recorded.get_or_init(|| self.assign(rules))[..]),
-            false => Cow::Owned(self.assign(rules)),
-        };
+        let assignments = self.assign(rules);
         for (node, assignment) in self.nodes().zip(assignments.iter().copied()) {
             alive.begin(node, assignment);
             observer.before(&node, &Observed(&mut alive));

@@ -10,12 +10,10 @@ pub(crate) mod vectors;
 pub(crate) mod views;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::OnceLock;
 
 use burn::backend::ir::{BatchNormOpIr, ModuleOperationIr, OperationIr, TensorId};
 use burn::tensor::{DType, FloatDType, TensorData};
 
-use crate::Assignment;
 use composite::Composites;
 pub use node::{Node, scalars};
 pub(crate) use parameter::ParamPlace;
@@ -55,8 +53,6 @@ pub struct Graph {
     pub(crate) full: Vec<(TensorId, TensorId)>,
     /// The dtypes of the parameters and inputs that are stored in half and recorded as F32.
     pub(crate) stored: HashMap<TensorId, DType>,
-    /// What the rules come to that leave every operation as it was recorded, once they were asked for.
-    pub(crate) as_recorded: OnceLock<Vec<Assignment>>,
 }
 
 /// What happens to tensors at one operation.
@@ -96,7 +92,6 @@ impl Graph {
             noted_casts: HashMap::new(),
             full: Vec::new(),
             stored: HashMap::new(),
-            as_recorded: OnceLock::new(),
         }
     }
 
