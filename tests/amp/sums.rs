@@ -31,96 +31,89 @@ struct Case {
     forward: Forward,
 }
 
+fn case(
+    name: &'static str,
+    image: [usize; 4],
+    kernel: [usize; 4],
+    bias: usize,
+    forward: Forward,
+) -> Case {
+    Case {
+        name,
+        image,
+        kernel,
+        bias,
+        forward,
+    }
+}
+
 fn cases() -> Vec<Case> {
     vec![
-        Case {
-            name: "conv2d",
-            image: [16, 3, 32, 32],
-            kernel: [4, 3, 3, 3],
-            bias: 4,
-            forward: |model| planar(model, 1),
-        },
-        Case {
-            name: "conv2d over many channels",
-            image: [1, 2048, 3, 3],
-            kernel: [2, 2048, 3, 3],
-            bias: 2,
-            forward: |model| planar(model, 1),
-        },
-        Case {
-            name: "conv2d in groups",
-            image: [8, 4, 32, 32],
-            kernel: [8, 1, 3, 3],
-            bias: 8,
-            forward: |model| planar(model, 4),
-        },
-        Case {
-            name: "conv1d",
-            image: [8, 2, 2048, 1],
-            kernel: [3, 2, 5, 1],
-            bias: 3,
-            forward: |model| {
-                let [image, kernel] = [&model.image, &model.kernel];
-                let (image, kernel) =
-                    (image.val().squeeze_dim::<3>(3), kernel.val().squeeze_dim(3));
-                let options = ConvOptions::new([1], [2], [1], 1);
-                conv1d(image, kernel, Some(model.bias.val()), options).unsqueeze_dim(3)
-            },
-        },
-        Case {
-            name: "avg_pool2d",
-            image: [1, 1, 64, 64],
-            kernel: [1, 1, 64, 64],
-            bias: 1,
+        case("conv2d", [16, 3, 32, 32], [4, 3, 3, 3], 4, |model| {
+            planar(model, 1)
+        }),
+        case(
+            "conv2d over many channels",
+            [1, 2048, 3, 3],
+            [2, 2048, 3, 3],
+            2,
+            |model| planar(model, 1),
+        ),
+        case(
+            "conv2d in groups",
+            [8, 4, 32, 32],
+            [8, 1, 3, 3],
+            8,
+            |model| planar(model, 4),
+        ),
+        case("conv1d", [8, 2, 2048, 1], [3, 2, 5, 1], 3, |model| {
+            let [image, kernel] = [&model.image, &model.kernel];
+            let (image, kernel) = (image.val().squeeze_dim::<3>(3), kernel.val().squeeze_dim(3));
+            let options = ConvOptions::new([1], [2], [1], 1);
+            conv1d(image, kernel, Some(model.bias.val()), options).unsqueeze_dim(3)
+        }),
+        case(
+            "avg_pool2d",
+            [1, 1, 64, 64],
+            [1, 1, 64, 64],
+            1,
             // Products are in half; their sum has no place in F16, their mean does.
-            forward: |model| {
+            |model| {
                 let products = model.image.val().matmul(model.kernel.val()) * 1000.0;
                 avg_pool2d(products, AvgPoolOptions::new([64, 64])) + model.bias.val().unsqueeze()
             },
-        },
-        Case {
-            name: "adaptive_avg_pool2d",
-            image: [2, 3, 48, 48],
-            kernel: [1, 1, 48, 48],
-            bias: 1,
-            forward: |model| {
+        ),
+        case(
+            "adaptive_avg_pool2d",
+            [2, 3, 48, 48],
+            [1, 1, 48, 48],
+            1,
+            |model| {
                 let products = model.image.val().matmul(model.kernel.val()) * 1000.0;
                 adaptive_avg_pool2d(products, [1, 1]) + model.bias.val().unsqueeze()
             },
-        },
-        Case {
-            name: "interpolate",
-            image: [1, 1, 2, 2],
-            kernel: [1, 1, 2, 2],
-            bias: 1,
-            forward: |model| {
-                let products = model.image.val().matmul(model.kernel.val());
-                let nearest = InterpolateOptions::new(InterpolateMode::Nearest);
-                let large = interpolate(products, nearest.with_output_size([128, 128]));
-                large + model.bias.val().unsqueeze()
-            },
-        },
-        Case {
-            name: "matmul",
-            image: [1, 2, 8192, 16],
-            kernel: [1, 1, 16, 4],
-            bias: 4,
-            forward: |model| {
-                let y = model.image.val().matmul(model.kernel.val());
-                y + model.bias.val().unsqueeze()
-            },
-        },
-        Case {
-            name: "conv_transpose2d",
-            image: [8, 3, 32, 32],
-            kernel: [3, 4, 2, 2],
-            bias: 4,
-            forward: |model| {
+        ),
+        case("interpolate", [1, 1, 2, 2], [1, 1, 2, 2], 1, |model| {
+            let products = model.image.val().matmul(model.kernel.val());
+            let nearest = InterpolateOptions::new(InterpolateMode::Nearest);
+            let large = interpolate(products, nearest.with_output_size([128, 128]));
+            large + model.bias.val().unsqueeze()
+        }),
+        case("matmul", [1, 2, 8192, 16], [1, 1, 16, 4], 4, |model| {
+            let y = model.image.val().matmul(model.kernel.val());
+            y + model.bias.val().unsqueeze()
+        }),
+        case(
+            "conv_transpose2d",
+            [8, 3, 32, 32],
+            [3, 4, 2, 2],
+            4,
+            |model| {
                 let [image, kernel] = [&model.image, &model.kernel].map(|param| param.val());
                 let options = ConvTransposeOptions::new([2, 2], [0, 0], [0, 0], [1, 1], 1);
                 conv_transpose2d(image, kernel, Some(model.bias.val()), options)
             },
-        },
+        ),
     ]
 }
 

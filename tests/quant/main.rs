@@ -12,6 +12,7 @@ mod codes;
 mod column_layout;
 mod compressed_models;
 mod compressed_tensors;
+mod compressed_tensors_refused;
 mod convert;
 mod fake_quantize;
 mod file_activations;

@@ -12,9 +12,7 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{
-    AttachError, ChainReparameterizer, FloatVisitor, Rejected, attach_if_any, visit_floats,
-};
+use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach_if_any, each_float};
 
 use crate::autocast::precision::KeptParameters;
 use crate::autocast::run::Resolved;
@@ -197,14 +195,6 @@ impl AutocastConfig {
 
 /// A region cannot see a convolution: where those lose terms, who has some is told.
 fn warn_of_convolutions<M: Module>(model: &M, devices: &[Device], compute: Compute) {
-    struct Kernels(Option<String>);
-    impl FloatVisitor for Kernels {
-        fn visit<const D: usize>(&mut self, path: &str, _param: &Param<Tensor<D>>) {
-            if D > 2 && self.0.is_none() {
-                self.0 = Some(path.to_string());
-            }
-        }
-    }
     let tested = |device| self_test_compute(device, compute).ok();
     let losing = || {
         devices
@@ -212,9 +202,13 @@ fn warn_of_convolutions<M: Module>(model: &M, devices: &[Device], compute: Compu
             .filter_map(tested)
             .find(SelfTest::loses_terms)
     };
-    let mut kernels = Kernels(None);
-    visit_floats(model, &mut kernels);
-    if let (Some(path), true) = (kernels.0, compute.is_half())
+    let mut kernel = None;
+    each_float(model, |at, float| {
+        if float.shape().len() > 2 {
+            kernel.get_or_insert_with(|| at.path());
+        }
+    });
+    if let (Some(path), true) = (kernel, compute.is_half())
         && let Some(test) = losing()
     {
         tracing::warn!(
