@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::expect;
-use crate::layout::{Lines, WIDTH, apart, lines, nibbles};
+use crate::layout::{Lines, WIDTH, apart, eighths, lines};
 use crate::rows::Left;
 use crate::simd::Simd;
 use crate::{Epilogue, KernelError};
@@ -54,7 +54,7 @@ struct Codes {
 #[derive(Debug, Clone, PartialEq)]
 enum Signed {
     Bytes(Lines<i8, WIDTH>),
-    Nibbles(Lines<u8, WIDTH>),
+    Eighths(Lines<u32, WIDTH>),
 }
 
 impl FloatMatrix {
@@ -89,12 +89,13 @@ impl FloatMatrix {
     }
 
     /// Packs row-major signed codes of 4 or 8 bits, of which each `block` rows of a column share a
-    /// scale: `scales` is `[rows / block, columns]`.
+    /// scale: `scales` is `[rows / block, columns]`. Codes of 4 bits are stored as bytes where there are
+    /// several blocks and 8 does not divide them.
     ///
     /// # Errors
     ///
     /// [`KernelError::Length`], [`KernelError::Bits`], [`KernelError::Code`], and
-    /// [`KernelError::Block`] unless blocks divide the rows and, with 4 bits, have an even number.
+    /// [`KernelError::Block`] unless blocks divide the rows.
     pub fn of_codes(
         codes: &[i8],
         [rows, columns]: [usize; 2],
@@ -103,24 +104,23 @@ impl FloatMatrix {
         scales: &[f32],
     ) -> Result<Self, KernelError> {
         expect("codes", rows * columns, codes.len())?;
-        let odd = bits == 4 && !block.is_multiple_of(2) && block != rows;
-        if block == 0 || !rows.is_multiple_of(block) || odd {
+        if block == 0 || !rows.is_multiple_of(block) {
             return Err(KernelError::Block { block, rows });
         }
         let blocks = rows / block;
         expect("scales", blocks * columns, scales.len())?;
-        let codes = match bits {
-            8 => Signed::Bytes(lines(codes, rows, columns, |code| code)),
-            4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
-                Some(code) => {
-                    return Err(KernelError::Code {
-                        code: i32::from(*code),
-                        bits,
-                    });
-                }
-                None => Signed::Nibbles(nibbles(codes, rows, columns)),
-            },
-            bits => return Err(KernelError::Bits { bits }),
+        if !matches!(bits, 4 | 8) {
+            return Err(KernelError::Bits { bits });
+        }
+        if bits == 4
+            && let Some(code) = codes.iter().find(|code| !(-8..8).contains(*code))
+        {
+            let code = i32::from(*code);
+            return Err(KernelError::Code { code, bits });
+        }
+        let codes = match bits == 4 && (block == rows || block.is_multiple_of(8)) {
+            true => Signed::Eighths(eighths(codes, rows, columns)),
+            false => Signed::Bytes(lines(codes, rows, columns, |code| code)),
         };
         let scales = lines(scales, blocks, columns, |scale| scale);
         Ok(Self {
@@ -147,7 +147,7 @@ impl FloatMatrix {
             Panels::Codes(Codes { codes, scales, .. }) => {
                 let codes = match codes {
                     Signed::Bytes(codes) => codes.bytes(),
-                    Signed::Nibbles(codes) => codes.bytes(),
+                    Signed::Eighths(codes) => codes.bytes(),
                 };
                 codes + scales.bytes()
             }
@@ -209,7 +209,7 @@ impl FloatMatrix {
                         };
                         multiply(left, &right, epilogue, output, place);
                     }
-                    Signed::Nibbles(panels) => {
+                    Signed::Eighths(panels) => {
                         let right = Scaled {
                             of,
                             panels,

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use crate::dots::Dots;
-use crate::drive::{Place, Right, multiply};
+use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::expect;
-use crate::layout::{Lines, WIDTH, apart, nibbles, pairs};
+use crate::layout::{Lines, WIDTH, apart, eighths, pairs};
 use crate::rows::Left;
 use crate::simd::Simd;
 use crate::{Epilogue, KernelError};
@@ -26,7 +26,7 @@ const LARGEST: i64 = 3 << 29;
 #[derive(Debug)]
 enum Panels {
     Bytes(Lines<i8, { 2 * WIDTH }>),
-    Nibbles(Lines<u8, WIDTH>),
+    Eighths(Lines<u32, WIDTH>),
     Dots(Dots),
 }
 
@@ -49,7 +49,7 @@ impl IntegerMatrix {
                         bits,
                     });
                 }
-                None => Panels::Nibbles(nibbles(codes, rows, columns)),
+                None => Panels::Eighths(eighths(codes, rows, columns)),
             },
             bits => return Err(KernelError::Bits { bits }),
         };
@@ -93,7 +93,7 @@ impl IntegerMatrix {
     pub fn bytes(&self) -> usize {
         match &self.panels {
             Panels::Bytes(panels) => panels.bytes(),
-            Panels::Nibbles(panels) => panels.bytes(),
+            Panels::Eighths(panels) => panels.bytes(),
             Panels::Dots(dots) => dots.bytes(),
         }
     }
@@ -126,9 +126,11 @@ impl IntegerMatrix {
         let place = Place { stride, column };
         let of = (self.rows, self.columns);
         match &self.panels {
-            Panels::Bytes(panels) => multiply(left, &Pairs { of, panels }, epilogue, output, place),
-            Panels::Nibbles(panels) => {
-                multiply(left, &Pairs { of, panels }, epilogue, output, place);
+            Panels::Bytes(panels) => {
+                multiply(left, &Paired { of, panels }, epilogue, output, place)
+            }
+            Panels::Eighths(panels) => {
+                multiply(left, &Paired { of, panels }, epilogue, output, place);
             }
             Panels::Dots(dots) => dots.multiply(left, epilogue, output, place),
         }
@@ -149,13 +151,25 @@ fn check(codes: &[i8], rows: usize, columns: usize) -> Result<(), KernelError> {
 }
 
 /// Panels of pairs of rows.
-struct Pairs<'a, T, const LINE: usize> {
+struct Paired<'a, T, const LINE: usize> {
     of: (usize, usize),
     panels: &'a Lines<T, LINE>,
 }
 
-/// A pair of rows of a panel, as it is stored.
-trait Pair: Sync + Sized {
+/// Lines of a panel.
+#[derive(Default)]
+struct Decoded<T, const LINE: usize> {
+    /// Of a narrow panel, filled up.
+    filled: Vec<[T; LINE]>,
+    /// As bytes, for many rows.
+    bytes: Vec<[i8; 2 * WIDTH]>,
+}
+
+/// A pair of rows of a panel, or four, as they are stored.
+trait Pairs: Sync + Sized {
+    const PAIRS: usize;
+    /// Its pairs as bytes, where they are not stored so.
+    fn spread<S: Simd>(&self, simd: S, into: &mut Vec<[i8; 2 * WIDTH]>);
     fn add<S: Simd, const R: usize>(
         simd: S,
         rows: [&[[i16; 2]]; R],
@@ -164,7 +178,12 @@ trait Pair: Sync + Sized {
     );
 }
 
-impl Pair for [i8; 2 * WIDTH] {
+impl Pairs for [i8; 2 * WIDTH] {
+    const PAIRS: usize = 1;
+
+    #[inline(always)]
+    fn spread<S: Simd>(&self, _: S, _: &mut Vec<[i8; 2 * WIDTH]>) {}
+
     #[inline(always)]
     fn add<S: Simd, const R: usize>(
         simd: S,
@@ -176,7 +195,14 @@ impl Pair for [i8; 2 * WIDTH] {
     }
 }
 
-impl Pair for [u8; WIDTH] {
+impl Pairs for [u32; WIDTH] {
+    const PAIRS: usize = 4;
+
+    #[inline(always)]
+    fn spread<S: Simd>(&self, simd: S, into: &mut Vec<[i8; 2 * WIDTH]>) {
+        into.extend_from_slice(&simd.pairs(self));
+    }
+
     #[inline(always)]
     fn add<S: Simd, const R: usize>(
         simd: S,
@@ -184,20 +210,24 @@ impl Pair for [u8; WIDTH] {
         panel: &[Self],
         sums: &mut [[i32; WIDTH]; R],
     ) {
-        simd.add_nibbles(rows, panel, sums);
+        simd.add_eighths(rows, panel, sums);
     }
 }
 
-impl<T: Copy + Default + Sync, const LINE: usize> Right<i16> for Pairs<'_, T, LINE>
+/// The lines in which pairs are stored.
+fn stored<P: Pairs>(pairs: Range<usize>) -> Range<usize> {
+    pairs.start / P::PAIRS..pairs.end / P::PAIRS
+}
+
+impl<T: Copy + Default + Sync, const LINE: usize> Right<i16> for Paired<'_, T, LINE>
 where
-    [T; LINE]: Pair,
+    [T; LINE]: Pairs,
 {
     type Sums = [i32; WIDTH];
-    /// Of a narrow panel, filled up.
-    type Decoded = Vec<[T; LINE]>;
+    type Decoded = Decoded<T, LINE>;
 
     fn stride(&self) -> usize {
-        apart(self.of.0.next_multiple_of(2), 2)
+        apart(2 * self.lines(), 2)
     }
 
     fn columns(&self) -> usize {
@@ -205,19 +235,27 @@ where
     }
 
     fn lines(&self) -> usize {
-        self.of.0.div_ceil(2)
+        self.of.0.div_ceil(2).next_multiple_of(<[T; LINE]>::PAIRS)
     }
 
     #[inline(always)]
     fn decode<S: Simd>(
         &self,
-        _: S,
+        simd: S,
         panel: usize,
         lines: Range<usize>,
-        _: usize,
-        decoded: &mut Vec<[T; LINE]>,
+        rows: usize,
+        decoded: &mut Decoded<T, LINE>,
     ) {
-        self.panels.fill_up(panel, lines, decoded);
+        let Decoded { filled, bytes } = decoded;
+        let stored = stored::<[T; LINE]>(lines);
+        self.panels.fill_up(panel, stored.clone(), filled);
+        bytes.clear();
+        if rows > HEIGHT {
+            for line in self.panels.of(panel, stored, filled) {
+                line.spread(simd, bytes);
+            }
+        }
     }
 
     #[inline(always)]
@@ -227,7 +265,7 @@ where
         rows: &[i16],
         panel: usize,
         lines: Range<usize>,
-        decoded: &Vec<[T; LINE]>,
+        decoded: &Decoded<T, LINE>,
         sums: &mut [[i32; WIDTH]; R],
     ) {
         let apart = self.stride() / 2;
@@ -236,8 +274,13 @@ where
         for (index, row) in rows.iter_mut().enumerate() {
             *row = &all[index * apart + lines.start..index * apart + lines.end];
         }
-        let panel = self.panels.of(panel, lines, decoded);
-        Pair::add(simd, rows, panel, sums);
+        let Decoded { filled, bytes } = decoded;
+        if bytes.is_empty() {
+            let stored = stored::<[T; LINE]>(lines);
+            Pairs::add(simd, rows, self.panels.of(panel, stored, filled), sums);
+        } else {
+            simd.add_pairs(rows, bytes, sums);
+        }
     }
 
     #[inline(always)]

@@ -138,10 +138,6 @@ pub(crate) fn in_panels<T: Copy + Default, U: Copy + Default>(
 
 /// Two rows of a panel beside each other: the pairs that one instruction multiplies and adds.
 pub(crate) fn pairs(codes: &[i8], rows: usize, columns: usize) -> Lines<i8, { 2 * WIDTH }> {
-    Lines::new(in_pairs(codes, rows, columns), columns)
-}
-
-fn in_pairs(codes: &[i8], rows: usize, columns: usize) -> Vec<[i8; 2 * WIDTH]> {
     let lines = in_panels(codes, rows, columns, |code| code);
     let pair = |pair: &[[i8; WIDTH]]| {
         let mut both = [0; 2 * WIDTH];
@@ -152,23 +148,26 @@ fn in_pairs(codes: &[i8], rows: usize, columns: usize) -> Vec<[i8; 2 * WIDTH]> {
         }
         both
     };
-    if rows == 0 {
-        return Vec::new();
-    }
-    let panels = lines.chunks_exact(rows);
-    panels.flat_map(|panel| panel.chunks(2).map(pair)).collect()
+    let panels = lines.chunks_exact(rows.max(1));
+    let packed = panels.flat_map(|panel| panel.chunks(2).map(pair));
+    Lines::new(packed.collect(), columns)
 }
 
-/// Two rows of 4-bit codes, each with 8 added to it, in the halves of a byte: low half first.
-pub(crate) fn nibbles(codes: &[i8], rows: usize, columns: usize) -> Lines<u8, WIDTH> {
-    let nibble = |code: i8| (code + 8) as u8;
-    let pairs = in_pairs(codes, rows, columns);
-    let packed = pairs.into_iter().map(|pair| {
-        let mut bytes = [0; WIDTH];
-        for (byte, pair) in bytes.iter_mut().zip(pair.chunks_exact(2)) {
-            *byte = nibble(pair[0]) | nibble(pair[1]) << 4;
+/// Eight rows of 4-bit codes in the eighths of a word, those of even numbers in its lower half and those of
+/// odd ones in its upper half, from the lowest bits on: a pair of rows is at one place of both halves. Rows
+/// that fill up the last word are zero.
+pub(crate) fn eighths(codes: &[i8], rows: usize, columns: usize) -> Lines<u32, WIDTH> {
+    let lines = in_panels(codes, rows, columns, |code| u32::from(code as u8 & 15));
+    let word = |eight: &[[u32; WIDTH]]| {
+        let mut words = [0; WIDTH];
+        for (row, codes) in eight.iter().enumerate() {
+            for (word, code) in words.iter_mut().zip(codes) {
+                *word |= code << (16 * (row % 2) + 4 * (row / 2));
+            }
         }
-        bytes
-    });
+        words
+    };
+    let panels = lines.chunks_exact(rows.max(1));
+    let packed = panels.flat_map(|panel| panel.chunks(8).map(word));
     Lines::new(packed.collect(), columns)
 }

@@ -56,9 +56,8 @@ impl<T: Copy + Default + Sync> Left<T> for Rows<'_, T> {
         scratch: &'a mut Vec<T>,
     ) -> &'a [T] {
         let values = &self.values[first * self.terms..(first + count) * self.terms];
-        if stride == self.terms
-            || count == 1 && stride >= self.terms && self.terms.is_multiple_of(2)
-        {
+        // Of a single row only what fills up the last pair, or the last eight, is read.
+        if stride == self.terms || count == 1 && self.terms.is_multiple_of(8) {
             return values;
         }
         scratch.clear();

@@ -17,8 +17,10 @@ pub(crate) trait Simd: Copy {
     fn bf16(self, bits: &[u16; WIDTH]) -> Self::Floats;
     fn f16(self, bits: &[u16; WIDTH]) -> Self::Floats;
     fn codes(self, codes: &[i8; WIDTH]) -> Self::Floats;
-    /// Of two rows, the low halves and the high halves; codes have 8 added.
-    fn nibbles(self, bytes: &[u8; WIDTH]) -> [Self::Floats; 2];
+    /// What [`eighths`](Self::eighths) are to be multiplied by: a power of two.
+    const EIGHTH: f32;
+    /// The codes of 4 bits of eight rows, one row after the other.
+    fn eighths(self, words: &[u32; WIDTH], each: impl FnMut(usize, Self::Floats));
     fn multiply_add(self, x: f32, weights: Self::Floats, sums: Self::Floats) -> Self::Floats;
     /// `a · b + c`.
     fn fuse(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
@@ -31,13 +33,15 @@ pub(crate) trait Simd: Copy {
         panel: &[[i8; 2 * WIDTH]],
         sums: &mut [[i32; WIDTH]; R],
     );
-    /// As [`add_pairs`](Self::add_pairs), of codes in halves of bytes.
-    fn add_nibbles<const R: usize>(
+    /// As [`add_pairs`](Self::add_pairs), of codes in eighths of words.
+    fn add_eighths<const R: usize>(
         self,
         rows: [&[[i16; 2]]; R],
-        panel: &[[u8; WIDTH]],
+        panel: &[[u32; WIDTH]],
         sums: &mut [[i32; WIDTH]; R],
     );
+    /// The pairs of codes in eighths of words, as bytes.
+    fn pairs(self, words: &[u32; WIDTH]) -> [[i8; 2 * WIDTH]; 4];
 }
 
 /// Work that is compiled for each kind of CPU.
@@ -79,5 +83,57 @@ impl<T: Task, S: Simd> pulp::NullaryFnOnce for With<T, S> {
     #[inline(always)]
     fn call(self) {
         self.task.run(self.simd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::eighths;
+
+    /// Codes of eight rows come out as they went in, as floats and in products.
+    struct Check<'a> {
+        codes: &'a [i8],
+        words: &'a [[u32; WIDTH]],
+    }
+
+    impl Task for Check<'_> {
+        fn run<S: Simd>(self, simd: S) {
+            let code = |row: usize, column: usize| self.codes[row * WIDTH + column];
+            let mut rows = 0;
+            simd.eighths(&self.words[0], |row, found| {
+                for (column, found) in simd.store(found).into_iter().enumerate() {
+                    assert_eq!(found * S::EIGHTH, f32::from(code(row, column)));
+                }
+                rows += row;
+            });
+            assert_eq!(rows, (0..8).sum());
+            let left: Vec<i16> = (0..16).map(|row| 255 - 34 * row).collect();
+            let mut sums = [[3; WIDTH]; 1];
+            simd.add_eighths([left.as_chunks::<2>().0], self.words, &mut sums);
+            for (column, sum) in sums[0].into_iter().enumerate() {
+                let product = |row: usize| i32::from(left[row]) * i32::from(code(row, column));
+                assert_eq!(sum, 3 + (0..16).map(product).sum::<i32>());
+            }
+            for (pair, found) in simd.pairs(&self.words[1]).into_iter().enumerate() {
+                for (at, found) in found.into_iter().enumerate() {
+                    assert_eq!(found, code(8 + 2 * pair + at % 2, at / 2));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn eighths_are_read_alike_by_all_cpus() {
+        let codes: Vec<i8> = (0..16 * WIDTH).map(|at| (at * 7 % 16) as i8 - 8).collect();
+        let panels = eighths(&codes, 16, WIDTH);
+        let words = panels.of(0, 0..2, &[]);
+        let check = || Check {
+            codes: &codes,
+            words,
+        };
+        check().run(portable::Portable);
+        dispatch_narrow(check());
+        dispatch(check());
     }
 }

@@ -79,11 +79,34 @@ fn stored_floats_are_multiplied_as_they_are_stored() {
 }
 
 #[test]
+fn every_half_is_widened_to_its_number() {
+    let all = || 0..=u16::MAX;
+    let f16s: Vec<f32> = all()
+        .map(|bits| half::f16::from_bits(bits).to_f32())
+        .collect();
+    let bf16s: Vec<f32> = all()
+        .map(|bits| half::bf16::from_bits(bits).to_f32())
+        .collect();
+    for (storage, values) in [(Storage::F16, f16s), (Storage::BF16, bf16s)] {
+        let values: Vec<f32> = values.into_iter().filter(|x| x.is_finite()).collect();
+        let matrix = FloatMatrix::new(&values, 1, values.len(), storage).unwrap();
+        assert_eq!(matrix.bytes(), 2 * values.len());
+        for rows in [1, 7] {
+            let left = vec![1.0; rows];
+            let mut output = vec![f32::NAN; rows * values.len()];
+            let epilogue = Epilogue::new(values.len());
+            matrix.multiply(&Rows::dense(&left, 1), &epilogue, &mut output);
+            assert!(output.chunks(values.len()).all(|found| found == values));
+        }
+    }
+}
+
+#[test]
 fn codes_with_scales_are_dequantized_in_the_product() {
     for shape in SHAPES {
         let [rows, terms, columns] = shape;
         for bits in [4, 8] {
-            for block in [terms, 16, 2] {
+            for block in [terms, 16, 6, 1] {
                 if !terms.is_multiple_of(block) {
                     continue;
                 }
@@ -113,8 +136,8 @@ fn codes_with_scales_are_dequantized_in_the_product() {
         }
     }
     assert!(matches!(
-        FloatMatrix::of_codes(&[0; 6], [6, 1], 4, 3, &[1.0; 2]),
-        Err(KernelError::Block { block: 3, rows: 6 })
+        FloatMatrix::of_codes(&[0; 6], [6, 1], 4, 4, &[1.0; 2]),
+        Err(KernelError::Block { block: 4, rows: 6 })
     ));
 }
 
@@ -177,6 +200,27 @@ fn sums_of_few_rows_overflow_as_those_of_many_do() {
                 let found: Vec<u32> = found.iter().map(|x| x.to_bits()).collect();
                 assert_eq!(found, many, "{rows} rows in {storage:?}");
             }
+        }
+    }
+}
+
+/// Codes are multiplied before they have their size: what is finite stays so.
+#[test]
+fn large_numbers_times_codes_stay_finite() {
+    for (rows, terms, block) in [(1, 24, 8), (1, 13, 13), (3, 24, 24), (6, 16, 8), (7, 16, 8)] {
+        let left = vec![1e35; rows * terms];
+        let columns = 19;
+        for bits in [4, 8] {
+            let codes = vec![-7; terms * columns];
+            let scales = vec![0.5; terms / block * columns];
+            let size = [terms, columns];
+            let matrix = FloatMatrix::of_codes(&codes, size, bits, block, &scales).unwrap();
+            let mut output = vec![0.0; rows * columns];
+            let epilogue = Epilogue::new(columns);
+            matrix.multiply(&Rows::dense(&left, terms), &epilogue, &mut output);
+            let expected = -3.5 * terms as f32 * 1e35;
+            let near = |x: &f32| (x / expected - 1.0).abs() < 1e-5;
+            assert!(output.iter().all(near), "{output:?} for {expected}");
         }
     }
 }

@@ -16,30 +16,41 @@ pub(super) struct Scaled<'a, T> {
     pub(super) block: usize,
 }
 
-/// One or two rows of a panel of codes, as they are stored.
+/// One or eight rows of a panel of codes, as they are stored.
 pub(super) trait CodeLine: Sync + Sized {
     /// Rows in a line.
     const ROWS: usize;
-    /// The rows; the same twice where a line has one.
-    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2];
+    /// What the numbers of a line are to be multiplied by.
+    fn unit<S: Simd>() -> f32;
+    /// The rows, one after the other.
+    fn widen<S: Simd>(&self, simd: S, each: impl FnMut(usize, S::Floats));
 }
 
 impl CodeLine for [i8; WIDTH] {
     const ROWS: usize = 1;
 
     #[inline(always)]
-    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2] {
-        let codes = simd.codes(self);
-        [codes, codes]
+    fn unit<S: Simd>() -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    fn widen<S: Simd>(&self, simd: S, mut each: impl FnMut(usize, S::Floats)) {
+        each(0, simd.codes(self));
     }
 }
 
-impl CodeLine for [u8; WIDTH] {
-    const ROWS: usize = 2;
+impl CodeLine for [u32; WIDTH] {
+    const ROWS: usize = 8;
 
     #[inline(always)]
-    fn widen<S: Simd>(&self, simd: S) -> [S::Floats; 2] {
-        simd.nibbles(self)
+    fn unit<S: Simd>() -> f32 {
+        S::EIGHTH
+    }
+
+    #[inline(always)]
+    fn widen<S: Simd>(&self, simd: S, each: impl FnMut(usize, S::Floats)) {
+        simd.eighths(self, each);
     }
 }
 
@@ -62,7 +73,7 @@ where
         rows: Range<usize>,
         filled: &'a [[T; WIDTH]],
         scales: &'a [[f32; WIDTH]],
-    ) -> impl Iterator<Item = (Range<usize>, &'a [[T; WIDTH]], &'a [f32; WIDTH])> {
+    ) -> impl Iterator<Item = Block<'a, [T; WIDTH]>> {
         let [lines, touched] = self.touched(&rows);
         let first = lines.start;
         let all = self.panels.of(panel, lines, filled);
@@ -118,17 +129,19 @@ where
         }
         floats.clear();
         let zero = simd.floats(&[0.0; WIDTH]);
-        for (_, lines, scale) in self.blocks(panel, lines.clone(), filled, scales) {
+        let unit = simd.floats(&[<[T; WIDTH]>::unit::<S>(); WIDTH]);
+        for (terms, lines, scale) in self.blocks(panel, lines, filled, scales) {
             let scale = simd.floats(scale);
+            let end = floats.len() + terms.len();
             for line in lines {
-                let both = line.widen(simd);
-                for values in &both[..<[T; WIDTH]>::ROWS] {
-                    floats.push(simd.store(simd.fuse(*values, scale, zero)));
-                }
+                line.widen(simd, |_, codes| {
+                    let codes = simd.fuse(codes, unit, zero);
+                    floats.push(simd.store(simd.fuse(codes, scale, zero)));
+                });
             }
+            // A last line has rows that fill it up.
+            floats.truncate(end);
         }
-        // An odd number of rows has half a line too many.
-        floats.truncate(lines.len());
     }
 
     #[inline(always)]
@@ -141,24 +154,19 @@ where
         decoded: &Decoded<T>,
         sums: &mut [[f32; WIDTH]; R],
     ) {
-        let Decoded {
-            floats,
-            filled,
-            scales,
-        } = decoded;
-        if !floats.is_empty() {
-            let rows = part(rows, self.stride(), lines);
-            return sum::<S, R, _, false>(simd, rows, floats, sums);
+        let rows = part(rows, self.stride(), lines.clone());
+        if !decoded.floats.is_empty() {
+            return sum::<S, R, _, false>(simd, rows, &decoded.floats, sums);
         }
-        for (terms, lines, scale) in self.blocks(panel, lines, filled, scales) {
-            let rows: [&[f32]; R] = part(rows, self.stride(), terms);
-            let of_block = sum_codes(simd, rows, lines);
-            let scale = simd.floats(scale);
-            for (sums, of_block) in sums.iter_mut().zip(of_block) {
-                let before = simd.floats(sums);
-                *sums = simd.store(simd.fuse(of_block, scale, before));
-            }
+        let unit = <[T; WIDTH]>::unit::<S>();
+        let first = lines.start;
+        let blocks = || self.blocks(panel, lines.clone(), &decoded.filled, &decoded.scales);
+        let mut added = add_blocks(simd, rows, first, blocks(), sums, None);
+        // What overflowed may have done so by the unit alone.
+        if unit != 1.0 && !added.iter().flatten().all(|sum| sum.is_finite()) {
+            added = add_blocks(simd, rows, first, blocks(), sums, Some(unit));
         }
+        *sums = added;
     }
 
     #[inline(always)]
@@ -169,44 +177,97 @@ where
     }
 }
 
-/// Products of rows and lines of codes; two sums each, so that few of them do not wait.
+/// Rows of a block, its lines and its scales.
+type Block<'a, P> = (Range<usize>, &'a [P], &'a [f32; WIDTH]);
+
+/// Sums of `rows`, which begin at row `first`, with the products of each block: multiplied by `unit`, or by
+/// that of the lines when they are added up.
+#[inline(always)]
+fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
+    simd: S,
+    rows: [&[f32]; R],
+    first: usize,
+    blocks: impl Iterator<Item = Block<'a, P>>,
+    sums: &[[f32; WIDTH]; R],
+    unit: Option<f32>,
+) -> [[f32; WIDTH]; R] {
+    let zero = simd.floats(&[0.0; WIDTH]);
+    let late = simd.floats(&[P::unit::<S>(); WIDTH]);
+    let unit = unit.map(|unit| simd.floats(&[unit; WIDTH]));
+    let mut all = [zero; R];
+    for (all, sums) in all.iter_mut().zip(sums) {
+        *all = simd.floats(sums);
+    }
+    for (terms, lines, scale) in blocks {
+        let mut of_terms: [&[f32]; R] = [&[]; R];
+        for (of_terms, row) in of_terms.iter_mut().zip(rows) {
+            *of_terms = &row[terms.start - first..terms.end - first];
+        }
+        let scale = simd.floats(scale);
+        let of_block = sum_codes(simd, of_terms, lines, unit);
+        for (all, mut of_block) in all.iter_mut().zip(of_block) {
+            if unit.is_none() {
+                of_block = simd.fuse(of_block, late, zero);
+            }
+            *all = simd.fuse(of_block, scale, *all);
+        }
+    }
+    let mut added = *sums;
+    for (added, all) in added.iter_mut().zip(all) {
+        *added = simd.store(all);
+    }
+    added
+}
+
+/// Sums of products of rows and lines of codes; with a `unit` each product is multiplied by it.
 #[inline(always)]
 fn sum_codes<S: Simd, const R: usize, P: CodeLine>(
     simd: S,
     rows: [&[f32]; R],
     lines: &[P],
+    unit: Option<S::Floats>,
 ) -> [S::Floats; R] {
+    // Few sums wait for each other: several of each, which are added in the end.
+    let several = match R {
+        1 => 4,
+        2 | 3 => 2,
+        _ => 1,
+    };
     let zero = simd.floats(&[0.0; WIDTH]);
+    let mut sums = [[zero; 4]; R];
+    let mut eights: [&[[f32; 8]]; R] = [&[]; R];
+    let mut last = [[0.0; 8]; R];
+    let whole = rows.first().map_or(0, |row| row.len() / 8);
+    for ((eights, last), row) in eights.iter_mut().zip(&mut last).zip(rows) {
+        let (all, rest) = row.as_chunks::<8>();
+        *eights = &all[..whole];
+        if !rest.is_empty() {
+            last[..rest.len()].copy_from_slice(rest);
+        }
+    }
+    for (k, lines) in lines.chunks(8 / P::ROWS).enumerate() {
+        let mut terms = [&[0.0; 8]; R];
+        for ((terms, eights), last) in terms.iter_mut().zip(eights).zip(&last) {
+            *terms = if k < whole { &eights[k] } else { last };
+        }
+        for (index, line) in lines.iter().enumerate() {
+            line.widen(simd, |row, codes| {
+                let row = index * P::ROWS + row;
+                let codes = match unit {
+                    Some(unit) => simd.fuse(codes, unit, zero),
+                    None => codes,
+                };
+                for (sums, terms) in sums.iter_mut().zip(terms) {
+                    let sum = &mut sums[row % several];
+                    *sum = simd.multiply_add(terms[row], codes, *sum);
+                }
+            });
+        }
+    }
     let one = simd.floats(&[1.0; WIDTH]);
-    let mut sums = [[zero; 2]; R];
-    let whole = rows.first().map_or(0, |row| row.len() / 2);
-    let mut pairs: [&[[f32; 2]]; R] = [&[]; R];
-    for (pairs, row) in pairs.iter_mut().zip(rows) {
-        *pairs = &row.as_chunks::<2>().0[..whole];
-    }
-    for (k, lines) in lines.chunks_exact(2 / P::ROWS).take(whole).enumerate() {
-        let first = lines[0].widen(simd);
-        let [low, high] = match P::ROWS {
-            1 => [first[0], lines[1].widen(simd)[0]],
-            _ => first,
-        };
-        for (sums, pairs) in sums.iter_mut().zip(pairs) {
-            let [a, b] = pairs[k];
-            sums[0] = simd.multiply_add(a, low, sums[0]);
-            sums[1] = simd.multiply_add(b, high, sums[1]);
-        }
-    }
-    if let Some(line) = lines.get(whole * 2 / P::ROWS) {
-        let [low, _] = line.widen(simd);
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            if let Some(last) = row.get(2 * whole) {
-                sums[0] = simd.multiply_add(*last, low, sums[0]);
-            }
-        }
-    }
-    let mut all = [zero; R];
-    for (all, [a, b]) in all.iter_mut().zip(sums) {
-        *all = simd.fuse(b, one, a);
+    let mut all = [one; R];
+    for (all, [a, b, c, d]) in all.iter_mut().zip(sums) {
+        *all = simd.fuse(simd.fuse(b, one, a), one, simd.fuse(d, one, c));
     }
     all
 }

@@ -33,10 +33,27 @@ impl Simd for V3 {
         self.widen(cast(*codes))
     }
 
+    const EIGHTH: f32 = 1.0 / (1 << 28) as f32;
+
+    /// The code is left in the highest four bits, which have its sign.
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; WIDTH]) -> [Self::Floats; 2] {
-        let [low, high] = self.split(bytes);
-        [self.widen(low), self.widen(high)]
+    fn eighths(self, words: &[u32; WIDTH], mut each: impl FnMut(usize, Self::Floats)) {
+        let words: [__m256i; 2] = cast(*words);
+        let highest = self.avx._mm256_set1_epi32(0xf_u32.rotate_right(4) as i32);
+        macro_rules! rows {
+            ($($row:literal << $left:literal)*) => {
+                $(
+                    let mut codes = [self.avx._mm256_setzero_ps(); 2];
+                    for (codes, words) in codes.iter_mut().zip(words) {
+                        let high = self.avx2._mm256_slli_epi32::<$left>(words);
+                        let code = self.avx2._mm256_and_si256(high, highest);
+                        *codes = self.avx._mm256_cvtepi32_ps(code);
+                    }
+                    each($row, codes);
+                )*
+            };
+        }
+        rows!(0 << 28 1 << 12 2 << 24 3 << 8 4 << 20 5 << 4 6 << 16 7 << 0);
     }
 
     #[inline(always)]
@@ -90,36 +107,66 @@ impl Simd for V3 {
     }
 
     #[inline(always)]
-    fn add_nibbles<const R: usize>(
+    fn add_eighths<const R: usize>(
         self,
         rows: [&[[i16; 2]]; R],
-        panel: &[[u8; WIDTH]],
+        panel: &[[u32; WIDTH]],
         sums: &mut [[i32; WIDTH]; R],
     ) {
-        let mut rows = rows;
-        for row in &mut rows {
-            *row = &row[..panel.len()];
+        let mut fours: [&[[[i16; 2]; 4]]; R] = [&[]; R];
+        for (fours, row) in fours.iter_mut().zip(rows) {
+            *fours = &row.as_chunks::<4>().0[..panel.len()];
         }
         let before = sums;
         let mut sums = [[self.avx._mm256_setzero_si256(); 2]; R];
         for (sums, before) in sums.iter_mut().zip(&*before) {
             *sums = cast(*before);
         }
-        for (k, bytes) in panel.iter().enumerate() {
-            let [first, second] = self.split(bytes);
-            let weights = [
-                self.avx2
-                    ._mm256_cvtepi8_epi16(self.sse2._mm_unpacklo_epi8(first, second)),
-                self.avx2
-                    ._mm256_cvtepi8_epi16(self.sse2._mm_unpackhi_epi8(first, second)),
-            ];
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                self.add_pair(row[k], weights, sums);
+        for (k, words) in panel.iter().enumerate() {
+            let words: [__m256i; 2] = cast(*words);
+            macro_rules! pairs {
+                ($($place:literal << $left:literal)*) => {
+                    $(
+                        let mut weights = words;
+                        for weights in &mut weights {
+                            let high = self.avx2._mm256_slli_epi16::<$left>(*weights);
+                            *weights = self.avx2._mm256_srai_epi16::<12>(high);
+                        }
+                        for (sums, fours) in sums.iter_mut().zip(fours) {
+                            self.add_pair(fours[k][$place], weights, sums);
+                        }
+                    )*
+                };
             }
+            pairs!(0 << 12 1 << 8 2 << 4 3 << 0);
         }
         for (before, sums) in before.iter_mut().zip(sums) {
             *before = cast(sums);
         }
+    }
+
+    #[inline(always)]
+    fn pairs(self, words: &[u32; WIDTH]) -> [[i8; 2 * WIDTH]; 4] {
+        let words: [__m256i; 2] = cast(*words);
+        let mut all = [[0; 2 * WIDTH]; 4];
+        macro_rules! pairs {
+            ($($place:literal << $left:literal)*) => {
+                $(
+                    let [first, second] = [
+                        self.avx2._mm256_slli_epi16::<$left>(words[0]),
+                        self.avx2._mm256_slli_epi16::<$left>(words[1]),
+                    ];
+                    let codes = self.avx2._mm256_packs_epi16(
+                        self.avx2._mm256_srai_epi16::<12>(first),
+                        self.avx2._mm256_srai_epi16::<12>(second),
+                    );
+                    // Halves of the registers are packed by themselves.
+                    all[$place] = cast(self.avx2._mm256_permute4x64_epi64::<0b11_01_10_00>(codes));
+                )*
+            };
+        }
+        pairs!(0 << 12 1 << 8 2 << 4 3 << 0);
+        all
     }
 }
 
@@ -128,7 +175,6 @@ trait Steps {
     fn bf16_half(self, bits: __m128i) -> __m256;
     fn f16_half(self, bits: __m128i) -> __m256;
     fn widen(self, codes: __m128i) -> [__m256; 2];
-    fn split(self, bytes: &[u8; WIDTH]) -> [__m128i; 2];
     fn add_pair(self, pair: [i16; 2], weights: [__m256i; 2], sums: &mut [__m256i; 2]);
 }
 
@@ -143,14 +189,12 @@ impl Steps for V3 {
     fn f16_half(self, bits: __m128i) -> __m256 {
         // Weights are finite: the exponent moves by 2¹¹², which also makes subnormals normal.
         let bias = self.avx._mm256_set1_ps(f32::from_bits((127 + 112) << 23));
-        let wide = self.avx2._mm256_cvtepu16_epi32(bits);
-        let magnitude = self.avx._mm256_set1_epi32(0x7fff);
-        let rest = self.avx2._mm256_and_si256(wide, magnitude);
-        let sign = self.avx2._mm256_xor_si256(wide, rest);
-        let rest = cast(self.avx2._mm256_slli_epi32::<13>(rest));
-        let value = self.avx._mm256_mul_ps(rest, bias);
-        let sign = self.avx2._mm256_slli_epi32::<16>(sign);
-        self.avx._mm256_or_ps(value, cast(sign))
+        // Of the copies of the sign that widening makes the highest stays.
+        let places = self.avx._mm256_set1_epi32(0x8fff_e000_u32 as i32);
+        let wide = self.avx2._mm256_cvtepi16_epi32(bits);
+        let moved = self.avx2._mm256_slli_epi32::<13>(wide);
+        let value = self.avx2._mm256_and_si256(moved, places);
+        self.avx._mm256_mul_ps(cast(value), bias)
     }
 
     #[inline(always)]
@@ -163,21 +207,6 @@ impl Steps for V3 {
         [
             self.avx._mm256_cvtepi32_ps(low),
             self.avx._mm256_cvtepi32_ps(high),
-        ]
-    }
-
-    /// The codes of the low and of the high halves.
-    #[inline(always)]
-    fn split(self, bytes: &[u8; WIDTH]) -> [__m128i; 2] {
-        let bytes: __m128i = cast(*bytes);
-        let half = self.sse2._mm_set1_epi8(15);
-        let eight = self.sse2._mm_set1_epi8(8);
-        let low = self.sse2._mm_and_si128(bytes, half);
-        let shifted = self.sse2._mm_srli_epi16::<4>(bytes);
-        let high = self.sse2._mm_and_si128(shifted, half);
-        [
-            self.sse2._mm_sub_epi8(low, eight),
-            self.sse2._mm_sub_epi8(high, eight),
         ]
     }
 

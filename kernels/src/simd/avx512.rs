@@ -50,20 +50,25 @@ impl Simd for Vnni {
         self.avx512f._mm512_cvtepi32_ps(wide)
     }
 
+    const EIGHTH: f32 = 1.0;
+
     #[inline(always)]
-    fn nibbles(self, bytes: &[u8; WIDTH]) -> [__m512; 2] {
-        // The code of each half of a byte; of an index the lowest four bits count.
+    fn eighths(self, words: &[u32; WIDTH], mut each: impl FnMut(usize, __m512)) {
+        // Of an index the lowest four bits count.
         let codes: __m512 = cast([
-            -8.0_f32, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
-            7.0,
+            0.0_f32, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0,
+            -1.0,
         ]);
-        let bytes: __m128i = cast(*bytes);
-        let low = self.avx512f._mm512_cvtepu8_epi32(bytes);
-        let high = self.avx512f._mm512_srli_epi32::<4>(low);
-        [
-            self.avx512f._mm512_permutexvar_ps(low, codes),
-            self.avx512f._mm512_permutexvar_ps(high, codes),
-        ]
+        let words: __m512i = cast(*words);
+        macro_rules! rows {
+            ($($row:literal >> $right:literal)*) => {
+                $(
+                    let index = self.avx512f._mm512_srli_epi32::<$right>(words);
+                    each($row, self.avx512f._mm512_permutexvar_ps(index, codes));
+                )*
+            };
+        }
+        rows!(0 >> 0 1 >> 16 2 >> 4 3 >> 20 4 >> 8 5 >> 24 6 >> 12 7 >> 28);
     }
 
     #[inline(always)]
@@ -81,6 +86,7 @@ impl Simd for Vnni {
         cast(values)
     }
 
+    /// Two sums for each row, so that few of them do not wait.
     #[inline(always)]
     fn add_pairs<const R: usize>(
         self,
@@ -88,77 +94,107 @@ impl Simd for Vnni {
         panel: &[[i8; 2 * WIDTH]],
         sums: &mut [[i32; WIDTH]; R],
     ) {
-        self.add(rows, panel, sums, |simd, codes| {
-            simd.avx512bw._mm512_cvtepi8_epi16(cast(*codes))
-        });
-    }
-
-    #[inline(always)]
-    fn add_nibbles<const R: usize>(
-        self,
-        rows: [&[[i16; 2]]; R],
-        panel: &[[u8; WIDTH]],
-        sums: &mut [[i32; WIDTH]; R],
-    ) {
-        self.add(rows, panel, sums, |simd, bytes| {
-            let bytes: __m128i = cast(*bytes);
-            // The halves of a byte in the two halves of 32 bits, less the 8 that was added.
-            let wide = simd.avx512f._mm512_cvtepu8_epi32(bytes);
-            let high = simd.avx512f._mm512_slli_epi32::<12>(wide);
-            let both = simd.avx512f._mm512_or_si512(wide, high);
-            let half = simd.avx512f._mm512_set1_epi32(0x000f_000f);
-            let both = simd.avx512f._mm512_and_si512(both, half);
-            let eight = simd.avx512f._mm512_set1_epi32(0x0008_0008);
-            simd.avx512bw._mm512_sub_epi16(both, eight)
-        });
-    }
-}
-
-/// The steps of the loops above.
-trait Steps: Sized {
-    fn add<const R: usize, L>(
-        self,
-        rows: [&[[i16; 2]]; R],
-        panel: &[L],
-        sums: &mut [[i32; WIDTH]; R],
-        widen: impl Fn(Self, &L) -> __m512i,
-    );
-    fn add_pair(self, pair: [i16; 2], weights: __m512i, sum: __m512i) -> __m512i;
-}
-
-impl Steps for Vnni {
-    /// Two sums for each row, so that few of them do not wait.
-    #[inline(always)]
-    fn add<const R: usize, L>(
-        self,
-        rows: [&[[i16; 2]]; R],
-        panel: &[L],
-        sums: &mut [[i32; WIDTH]; R],
-        widen: impl Fn(Self, &L) -> __m512i,
-    ) {
         let mut rows = rows;
         for row in &mut rows {
             *row = &row[..panel.len()];
         }
-        let mut even: [__m512i; R] = [self.avx512f._mm512_setzero_si512(); R];
-        let mut odd = even;
-        for (even, sums) in even.iter_mut().zip(&*sums) {
-            *even = cast(*sums);
-        }
+        let [mut even, mut odd] = self.begin(sums);
         let (twos, rest) = panel.as_chunks::<2>();
         for (k, lines) in twos.iter().enumerate() {
-            let [first, second] = [widen(self, &lines[0]), widen(self, &lines[1])];
+            let first = self.avx512bw._mm512_cvtepi8_epi16(cast(lines[0]));
+            let second = self.avx512bw._mm512_cvtepi8_epi16(cast(lines[1]));
             for ((even, odd), row) in even.iter_mut().zip(&mut odd).zip(rows) {
                 *even = self.add_pair(row[2 * k], first, *even);
                 *odd = self.add_pair(row[2 * k + 1], second, *odd);
             }
         }
         if let [line] = rest {
-            let weights = widen(self, line);
+            let weights = self.avx512bw._mm512_cvtepi8_epi16(cast(*line));
             for (even, row) in even.iter_mut().zip(rows) {
                 *even = self.add_pair(row[2 * twos.len()], weights, *even);
             }
         }
+        self.end(even, odd, sums);
+    }
+
+    #[inline(always)]
+    fn add_eighths<const R: usize>(
+        self,
+        rows: [&[[i16; 2]]; R],
+        panel: &[[u32; WIDTH]],
+        sums: &mut [[i32; WIDTH]; R],
+    ) {
+        let mut fours: [&[[[i16; 2]; 4]]; R] = [&[]; R];
+        for (fours, row) in fours.iter_mut().zip(rows) {
+            *fours = &row.as_chunks::<4>().0[..panel.len()];
+        }
+        let [mut even, mut odd] = self.begin(sums);
+        for (k, words) in panel.iter().enumerate() {
+            let words: __m512i = cast(*words);
+            macro_rules! pairs {
+                ($($place:literal << $left:literal to $sums:ident)*) => {
+                    $(
+                        let high = self.avx512bw._mm512_slli_epi16::<$left>(words);
+                        let weights = self.avx512bw._mm512_srai_epi16::<12>(high);
+                        for (sum, fours) in $sums.iter_mut().zip(fours) {
+                            *sum = self.add_pair(fours[k][$place], weights, *sum);
+                        }
+                    )*
+                };
+            }
+            pairs!(0 << 12 to even 1 << 8 to odd 2 << 4 to even 3 << 0 to odd);
+        }
+        self.end(even, odd, sums);
+    }
+
+    #[inline(always)]
+    fn pairs(self, words: &[u32; WIDTH]) -> [[i8; 2 * WIDTH]; 4] {
+        let words: __m512i = cast(*words);
+        let mut all = [[0; 2 * WIDTH]; 4];
+        macro_rules! pairs {
+            ($($place:literal << $left:literal)*) => {
+                $(
+                    let high = self.avx512bw._mm512_slli_epi16::<$left>(words);
+                    let codes = self.avx512bw._mm512_srai_epi16::<12>(high);
+                    all[$place] = cast(self.avx512bw._mm512_cvtepi16_epi8(codes));
+                )*
+            };
+        }
+        pairs!(0 << 12 1 << 8 2 << 4 3 << 0);
+        all
+    }
+}
+
+/// The steps of the loops above.
+trait Steps: Sized {
+    fn begin<const R: usize>(self, sums: &[[i32; WIDTH]; R]) -> [[__m512i; R]; 2];
+    fn end<const R: usize>(
+        self,
+        even: [__m512i; R],
+        odd: [__m512i; R],
+        sums: &mut [[i32; WIDTH]; R],
+    );
+    fn add_pair(self, pair: [i16; 2], weights: __m512i, sum: __m512i) -> __m512i;
+}
+
+impl Steps for Vnni {
+    #[inline(always)]
+    fn begin<const R: usize>(self, sums: &[[i32; WIDTH]; R]) -> [[__m512i; R]; 2] {
+        let zero = [self.avx512f._mm512_setzero_si512(); R];
+        let mut even = zero;
+        for (even, sums) in even.iter_mut().zip(sums) {
+            *even = cast(*sums);
+        }
+        [even, zero]
+    }
+
+    #[inline(always)]
+    fn end<const R: usize>(
+        self,
+        even: [__m512i; R],
+        odd: [__m512i; R],
+        sums: &mut [[i32; WIDTH]; R],
+    ) {
         for ((sums, even), odd) in sums.iter_mut().zip(even).zip(odd) {
             *sums = cast(self.avx512f._mm512_add_epi32(even, odd));
         }

@@ -26,11 +26,15 @@ impl Simd for Portable {
         codes.map(f32::from)
     }
 
-    fn nibbles(self, bytes: &[u8; WIDTH]) -> [Self::Floats; 2] {
-        [
-            bytes.map(|byte| f32::from((byte & 15) as i8 - 8)),
-            bytes.map(|byte| f32::from((byte >> 4) as i8 - 8)),
-        ]
+    const EIGHTH: f32 = 1.0;
+
+    fn eighths(self, words: &[u32; WIDTH], mut each: impl FnMut(usize, Self::Floats)) {
+        for row in 0..8 {
+            // The code comes to the top, and its sign with it to the bottom again.
+            let left = 16 * (1 - row % 2) + 12 - 4 * (row / 2);
+            let code = |word: u32| (word << left) as i32 >> 28;
+            each(row, words.map(|word| code(word) as f32));
+        }
     }
 
     fn multiply_add(self, x: f32, weights: Self::Floats, mut sums: Self::Floats) -> Self::Floats {
@@ -67,21 +71,35 @@ impl Simd for Portable {
         }
     }
 
-    fn add_nibbles<const R: usize>(
+    fn add_eighths<const R: usize>(
         self,
         rows: [&[[i16; 2]]; R],
-        panel: &[[u8; WIDTH]],
+        panel: &[[u32; WIDTH]],
         sums: &mut [[i32; WIDTH]; R],
     ) {
         for (sums, row) in sums.iter_mut().zip(rows) {
-            for (pair, bytes) in row.iter().zip(panel) {
-                let [a, b] = pair.map(i32::from);
-                for (sum, byte) in sums.iter_mut().zip(bytes) {
-                    let (low, high) = (i32::from(byte & 15) - 8, i32::from(byte >> 4) - 8);
-                    *sum += a * low + b * high;
+            for (pairs, words) in row.as_chunks::<4>().0.iter().zip(panel) {
+                for (place, pair) in pairs.iter().enumerate() {
+                    let [a, b] = pair.map(i32::from);
+                    for (sum, word) in sums.iter_mut().zip(words) {
+                        let high = word << (12 - 4 * place);
+                        let low = i32::from((high as i16) >> 12);
+                        *sum += a * low + b * ((high as i32) >> 28);
+                    }
                 }
             }
         }
+    }
+
+    fn pairs(self, words: &[u32; WIDTH]) -> [[i8; 2 * WIDTH]; 4] {
+        let mut all = [[0; 2 * WIDTH]; 4];
+        for (place, pairs) in all.iter_mut().enumerate() {
+            for (pair, word) in pairs.as_chunks_mut::<2>().0.iter_mut().zip(words) {
+                let high = word << (12 - 4 * place);
+                *pair = [(high as i16 >> 12) as i8, (high as i32 >> 28) as i8];
+            }
+        }
+        all
     }
 }
 
