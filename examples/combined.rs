@@ -52,8 +52,8 @@ struct Cli {
     /// Passes over the training images after it.
     #[arg(long, default_value_t = 6, value_parser = support::at_least_one)]
     fine_tuning: usize,
-    /// Training images, at most; at least 2.
-    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_two)]
+    /// Training images, at most; at least 10.
+    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_ten)]
     limit: usize,
 }
 

@@ -99,7 +99,13 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             let other = masks.attach(trial.new_model(1))?;
             let random = shuffled(&selection, &masks, seed)?.attach(early.clone())?;
             found[0].push(trial.accuracy(&pruned));
-            for (accuracies, model) in found[1..].iter_mut().zip([rewound, other, random]) {
+            // Values of another seed have not been trained for the epochs of the early ones.
+            let trained = [
+                (rewound, epochs),
+                (other, cli.rewind_to + epochs),
+                (random, epochs),
+            ];
+            for (accuracies, (model, epochs)) in found[1..].iter_mut().zip(trained) {
                 accuracies.push(trial.accuracy(&trial.train(model, epochs)));
             }
         }

@@ -54,8 +54,8 @@ struct Cli {
     /// Passes over the training images.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Training images, at most; at least 2.
-    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_two)]
+    /// Training images, at most; at least 10.
+    #[arg(long, default_value_t = 10_000, value_parser = support::at_least_ten)]
     limit: usize,
 }
 
@@ -214,8 +214,8 @@ impl Way<'_> {
         learning_rate: f64,
         after_step: impl Fn(AttentionNet) -> AttentionNet,
     ) -> Result<AttentionNet, Box<dyn Error>> {
-        // 1. Which precision, and a scaler for the loss: dynamic for F16, and one that does nothing
-        // for BF16 and F32. The model stays as it is.
+        // 1. Which precision, and a scaler for the loss: dynamic for F16, one that only looks at the
+        // gradients for BF16, and none for F32. The model stays as it is.
         let autocast = Autocast::new(dtype).with_fallback(self.cli.options.fallback());
         let mut scaler = GradScalerConfig::for_dtype(dtype).init()?;
         let mut optim = AdamWConfig::new().init();

@@ -3,6 +3,7 @@
 
 #![cfg(feature = "ndarray")]
 
+#[macro_use]
 mod support;
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -50,10 +51,10 @@ fn autocasts(device: &Device) {
         }
     }
     let refused = AutocastConfig::new(FloatDType::F16).prepare(net(device));
-    assert!(matches!(
+    assert_matches!(
         refused.unwrap_err().error(),
         AmpError::ParameterDtype { .. }
-    ));
+    );
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         assert!(self_test(device, dtype).unwrap().failure().is_none());
         let model = net(device).map(&mut InF32);
@@ -128,9 +129,7 @@ fn prunes(device: &Device) {
         assert_eq!(found.weights.dtype(), DType::F32);
         assert_eq!(found.support, expected.support);
         // A number of F16 is off by up to 2⁻¹¹ of it.
-        for (found, expected) in values(found.weights).iter().zip(values(expected.weights)) {
-            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
-        }
+        assert_near!(values(found.weights).iter(), values(expected.weights), 1e-5);
     }
     // More samples than weights.
     let many = GradientMatrix::from_tensor(tensor::<2>(6, [40, 10], device).cast(DType::F32));

@@ -1,5 +1,6 @@
 //! Every reparameterization, alone and chained, through the lifecycle of a model on every device.
 
+#[macro_use]
 mod support;
 
 use burn::module::{Lora, LoraAdapter, Module, Param, Reparameterization, Reparameterizer};
@@ -14,7 +15,9 @@ use burn_lean::quant::{
 };
 use burn_lean::reparam::{AttachError, Chain, ChainReparameterizer, attach, attached, find};
 use support::lifecycle::{Lifecycle, parameter};
-use support::{Parameter, each_device, nearest, parameters, tensor, values, with_numbers};
+use support::{
+    Parameter, each_device, nearest, on_tracked, parameters, tensor, values, with_numbers,
+};
 
 const INPUTS: usize = 6;
 const OUTPUTS: usize = 4;
@@ -350,8 +353,7 @@ fn quantizers_under_autocast_survive_the_lifecycle() {
 #[test]
 fn quantizers_between_an_adapter_and_a_cast_observe_and_quantize_in_f32() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
-        each_device(|target| {
-            let device = target.device.clone().autodiff();
+        on_tracked(|device| {
             let model = model(&device);
             let scheme = Scheme::affine(NumberFormat::uint8());
             let activation = FakeQuantizeConfig::new(scheme.clone());
@@ -399,8 +401,7 @@ fn quantizers_between_an_adapter_and_a_cast_observe_and_quantize_in_f32() {
 
 #[test]
 fn a_step_under_autocast_trains_the_adapter_and_leaves_the_base() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let (model, autocast) = config()
             .prepare_with(model(&device), Lora::new(2, 3.0))
             .unwrap();
@@ -431,8 +432,7 @@ fn attaching_lora_after_autocast_is_refused_with_the_path() {
 
 #[test]
 fn a_refused_model_comes_back_unharmed() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let (model, autocast) = config().prepare(model(&device)).unwrap();
         let model = with_numbers(model, 1);
         let (parameters_before, attached_before) = (parameters(&model), attached(&model));
@@ -473,5 +473,5 @@ fn a_record_with_state_is_refused_before_attaching() {
     let error = model(&Device::flex())
         .try_load_record(adapted.into_record())
         .unwrap_err();
-    assert!(error.to_string().contains("Unused tensors"), "{error}");
+    assert_says!(error, "Unused tensors");
 }

@@ -129,10 +129,10 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
     number(text, fits, "must be above 0")
 }
 
-/// A command line number of training images that can be pruned with.
-pub(crate) fn at_least_two(text: &str) -> Result<usize, String> {
+/// A command line number of training images that can be pruned and quantized with.
+pub(crate) fn at_least_ten(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
-        1 => Err("must be at least 2: pruning learns from one and judges by another".into()),
+        1..10 => Err("must be at least 10: pruning learns from some and judges by others".into()),
         limit => Ok(limit),
     }
 }

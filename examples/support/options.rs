@@ -16,7 +16,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     pub(crate) device: DeviceName,
     /// Compute dtype of the mixed-precision run; F32 computes without any cast [default: BF16
-    /// where the device computes in it, else F16, else F32].
+    /// where the device computes in it, else F16, else F32; always F16 where loss scaling is the subject].
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
     /// What to do where the device cannot compute in the dtype.

@@ -89,13 +89,13 @@ fn the_weights_take_half_and_the_outputs_are_within_the_bound_of_rounding() {
             let full = bytes(&model);
             let (small, autocast) = half(model, dtype);
             if native {
-                assert_eq!(bytes(&small), full / 2, "{}", target.name);
+                assert_eq!(bytes(&small), full / 2);
             }
             let found = values(autocast.forward(x, |x| small.forward(x)));
             let mut differ = false;
             for (found, (expected, bound)) in found.iter().zip(expected) {
                 let off = (found - expected).abs();
-                assert!(off <= bound, "{}: {off} of {bound}", target.name);
+                assert!(off <= bound, "{off} of {bound}");
                 differ |= off > 0.0;
             }
             assert!(differ, "nothing was rounded");
@@ -148,7 +148,7 @@ fn a_file_holds_half_the_bytes_and_gives_the_same_outputs() {
         let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
         assert_eq!(tensors(&loaded), tensors(&small));
         let found = values(autocast.forward(x, |x| loaded.forward(x)));
-        assert_eq!(found, expected, "{}", target.name);
+        assert_eq!(found, expected);
 
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() - 7]).unwrap();
@@ -157,7 +157,7 @@ fn a_file_holds_half_the_bytes_and_gives_the_same_outputs() {
         let (model, error) = load_safetensors(fresh, &path, Storage::Auto)
             .unwrap_err()
             .into_parts();
-        assert!(matches!(error, QuantError::File { .. }), "{error}");
+        assert_matches!(error, QuantError::File { .. });
         assert_eq!(bits(&model), before);
     });
 }
@@ -242,20 +242,20 @@ fn what_half_precision_cannot_hold_is_refused_and_the_model_comes_back() {
         largest: 65_520.0,
     };
     assert_eq!(error, expected);
-    assert!(error.to_string().contains("use BF16"), "{error}");
+    assert_says!(error, "use BF16");
     assert_eq!(bits(&model), before);
     let (model, _) = materialize_half(model, FloatDType::BF16).unwrap();
     // It is BF16 now: again changes nothing, and F16 would round twice.
     let (model, _) = materialize_half(model, FloatDType::BF16).unwrap();
     let error = materialize_half(model, FloatDType::F16).unwrap_err();
-    assert!(matches!(error.error(), AmpError::ParameterDtype { .. }));
+    assert_matches!(error.error(), AmpError::ParameterDtype { .. });
     let error = materialize_half(Mlp::new(1, &device), FloatDType::F64).unwrap_err();
-    assert!(matches!(error.error(), AmpError::NotAComputeDtype { .. }));
+    assert_matches!(error.error(), AmpError::NotAComputeDtype { .. });
     each_device(|target| {
         if target.name == "ndarray" {
             let rejected = materialize_half(Mlp::new(1, &target.device), FloatDType::F16);
             let (_, error) = rejected.unwrap_err().into_parts();
-            assert!(matches!(error, AmpError::UnsupportedDtype { .. }));
+            assert_matches!(error, AmpError::UnsupportedDtype { .. });
         }
     });
 }
@@ -330,11 +330,7 @@ fn run_takes_inputs_and_tables_in_either_dtype() {
             for (found, expected) in found.iter().zip(expected) {
                 // Tables and inputs are rounded once more; numbers below 4 of 11 bits.
                 let off = (found - expected).abs();
-                assert!(
-                    off < 0.02,
-                    "{index} on {}: {found}, {expected}",
-                    target.name
-                );
+                assert!(off < 0.02, "{index}: {found}, {expected}");
             }
         }
     });

@@ -6,13 +6,12 @@ use burn_lean::amp::{Autocast, Precision, full_precision};
 
 use crate::model::Mlp;
 use crate::run::emulating;
-use crate::support::{each_device, tensor, values};
+use crate::support::{on_tracked, tensor, values};
 
 /// Angles as Llama's code makes them: a product that half precision has no digits for.
 #[test]
 fn full_precision_keeps_a_product_of_a_run_in_f32() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = Mlp::new(1, &device);
         let positions = Tensor::<1, Int>::arange(0..2500, &device)
             .float()
@@ -32,7 +31,7 @@ fn full_precision_keeps_a_product_of_a_run_in_f32() {
             let found = autocast.run(&model, input(), forward).unwrap();
             let off = values(found - expected.clone());
             let worst = off.iter().fold(0f32, |worst, off| worst.max(off.abs()));
-            assert!(worst < 0.05, "{dtype:?} on {}: {worst}", target.name);
+            assert!(worst < 0.05, "{dtype:?}: {worst}");
             let operations = autocast.explain(&model, input(), forward).unwrap();
             let products: Vec<_> = operations
                 .iter()

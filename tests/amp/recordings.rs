@@ -9,7 +9,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError, calibrate_scale, materialize_half};
 
 use crate::model::Mlp;
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, on_tracked, tensor, values};
 
 fn is_stopped(error: &AmpError) -> bool {
     matches!(error, AmpError::Graph(GraphError::StopsGradients { .. }))
@@ -44,8 +44,7 @@ fn a_detach_behind_a_flag_of_the_input_is_seen_where_the_flag_changes() {
 /// A head that is run on the features of an encoder outside, and an input of a frozen model.
 #[test]
 fn a_detach_that_only_an_input_feels_is_seen() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = Mlp::new(1, &device);
         for model in [model.clone(), model.no_grad()] {
             let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
@@ -62,16 +61,13 @@ fn a_detach_that_only_an_input_feels_is_seen() {
             };
             let error = run(true).unwrap_err();
             assert!(is_stopped(&error), "{error}");
-            assert!(error.to_string().contains("`input 0`"), "{error}");
+            assert_says!(error, "`input 0`");
             let found = features.grad(&run(false).unwrap().backward()).unwrap();
             let loss = model.forward(features.clone()).sum() * 2.0;
             let expected = features.grad(&loss.backward()).unwrap();
             let (found, expected) = (values(found), values(expected));
             let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
-            for (found, expected) in found.iter().zip(&expected) {
-                let off = (found - expected).abs();
-                assert!(off < 0.01 * largest, "{found} for {expected}");
-            }
+            assert_near!(found.iter(), &expected, 0.01 * largest);
         }
     });
 }
@@ -142,8 +138,7 @@ fn a_result_that_begins_as_a_constant_has_its_gradient_later() {
 
 #[test]
 fn a_frozen_target_may_be_detached_until_it_trains() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let (student, teacher) = (Mlp::new(1, &device), Mlp::new(5, &device));
         for cached in [false, true] {
             let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
@@ -160,7 +155,7 @@ fn a_frozen_target_may_be_detached_until_it_trains() {
             };
             let pair = (student.clone(), teacher.clone().freeze());
             let grads = GradientsParams::from_grads(loss(&pair).unwrap().backward(), &pair);
-            assert_eq!(grads.len(), 4, "{}", target.name);
+            assert_eq!(grads.len(), 4);
             let error = loss(&(student.clone(), teacher.clone())).unwrap_err();
             assert!(is_stopped(&error), "{error}");
         }
@@ -245,8 +240,7 @@ struct Contrast {
 
 #[test]
 fn a_kept_recording_whose_constants_change_is_kept_no_more() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let layer = Mlp::new(1, &device).first;
         let half = Autocast::new(FloatDType::BF16)
             .with_fallback(Fallback::Emulate)
@@ -285,6 +279,6 @@ fn a_kept_recording_whose_constants_change_is_kept_no_more() {
         }
         // Recorded once, and from the 8th use on always, since that showed other features.
         let expected: Vec<bool> = (1..=12).map(|step| step == 1 || step >= 8).collect();
-        assert_eq!(recorded, expected, "{}", target.name);
+        assert_eq!(recorded, expected);
     });
 }

@@ -35,7 +35,7 @@ fn a_region_inside_of_another_returns_what_the_outer_one_computes_in() {
                 let x = tensor::<2>(3, [2, 6], &target.device.clone().autodiff());
                 let y = outer.forward(x, |x| {
                     let y = inner.forward(x.clone(), |x| other.first.forward(x));
-                    assert_eq!(y.dtype(), inside(&outer), "{}", target.name);
+                    assert_eq!(y.dtype(), inside(&outer));
                     // Mixed dtypes panic or compute nonsense here.
                     let y = model.second.forward(y);
                     // Where nothing is half, a region returns F32 as it does outside.
@@ -67,7 +67,7 @@ fn what_leaves_an_emulated_region_into_another_is_on_the_grids_of_both() {
                 x.mul_scalar(1.0) + to_region(Tensor::ones([1], &target.device))
             })
         });
-        assert_eq!(values(y), [2.0], "{}", target.name);
+        assert_eq!(values(y), [2.0]);
     });
 }
 

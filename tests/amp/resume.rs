@@ -122,10 +122,7 @@ fn a_half_written_checkpoint_is_never_seen() {
     assert_eq!(checkpoints.steps().unwrap(), [1, 2]);
     let refused = checkpoints.load(7, model, optim.clone()).err().unwrap();
     let (model, error) = refused.into_parts();
-    assert!(
-        error.to_string().contains("no checkpoint of step 7"),
-        "{error}"
-    );
+    assert_says!(error, "no checkpoint of step 7");
     assert!(error.to_string().ends_with("but of 1, 2"), "{error}");
     assert!(checkpoints.load(2, model, optim).is_ok());
 }
@@ -225,12 +222,11 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
         (8, "it is of step 7"),
     ] {
         let rejected = checkpoints.load(step, model, optim()).err().unwrap();
-        let text = rejected.to_string();
-        assert!(text.contains(expected), "{text}");
-        assert!(matches!(
+        assert_says!(rejected, expected);
+        assert_matches!(
             rejected.error(),
             AmpError::Record { .. } | AmpError::Io { .. } | AmpError::NoCheckpoint { step: 6, .. }
-        ));
+        );
         model = rejected.into_value();
         assert_eq!(bits(&model), before);
     }
@@ -239,10 +235,7 @@ fn damaged_foreign_and_missing_checkpoints_are_typed_errors_that_keep_the_model(
     let mut other = Mlp::new(1, &Device::flex().autodiff());
     other.second.weight = Param::from_tensor(Tensor::zeros([8, 4], &Device::flex().autodiff()));
     let rejected = checkpoints.load(5, other, optim()).err().unwrap();
-    assert!(
-        matches!(rejected.error(), AmpError::Record { .. }),
-        "{rejected}"
-    );
+    assert_matches!(rejected.error(), AmpError::Record { .. });
     assert_eq!(rejected.value().second.weight.dims(), [8, 4]);
 }
 
@@ -259,15 +252,12 @@ fn going_back_needs_the_later_checkpoints_discarded() {
     }
     assert_eq!(checkpoints.steps().unwrap(), [30, 40]);
     let error = save(35).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            AmpError::LaterCheckpoint {
-                step: 35,
-                latest: 40
-            }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        AmpError::LaterCheckpoint {
+            step: 35,
+            latest: 40
+        }
     );
     // What a process that was killed left behind goes with the next save.
     std::fs::create_dir(folder.path().join("partial-50")).unwrap();
@@ -299,10 +289,7 @@ fn a_refused_checkpoint_leaves_running_statistics_alone() {
     checkpoints.save(1, &trained, &optim, &scaler).unwrap();
 
     let rejected = checkpoints.load(1, net(4), optim).err().unwrap();
-    assert!(
-        matches!(rejected.error(), AmpError::Record { .. }),
-        "{rejected}"
-    );
+    assert_matches!(rejected.error(), AmpError::Record { .. });
     let mean = rejected.value().norm.running_mean.value().into_data();
     assert_eq!(mean.try_to_vec::<f32>().unwrap(), [0.0; 3]);
 
@@ -312,9 +299,7 @@ fn a_refused_checkpoint_leaves_running_statistics_alone() {
     // Momentum 0.1 of the means 6, 1 and -4.
     let mean = loaded.norm.running_mean.value().into_data();
     let mean = mean.try_to_vec::<f32>().unwrap();
-    for (found, expected) in mean.iter().zip([0.6, 0.1, -0.4]) {
-        assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
-    }
+    assert_near!(mean.iter(), [0.6, 0.1, -0.4], 1e-6);
 }
 
 #[test]
@@ -355,7 +340,7 @@ fn child_that_loads_without_the_default_device() {
         Ok(_) => prepared(1, FloatDType::F16, &Device::flex()).0,
         Err(rejected) => {
             let error = rejected.error();
-            assert!(matches!(error, AmpError::OptimizerState { .. }), "{error}");
+            assert_matches!(error, AmpError::OptimizerState { .. });
             let text = error.to_string();
             let remedies = ["BURN_DEVICE", "ResumableOptimizer"];
             assert!(
@@ -431,7 +416,7 @@ fn a_training_on_the_cpu_goes_on_where_there_is_no_gpu() {
             ("__EGL_VENDOR_LIBRARY_FILENAMES", none),
         ],
     );
-    assert!(text.contains(&expected), "{text}");
+    assert_says!(text, &expected);
 }
 
 #[test]
@@ -439,5 +424,5 @@ fn a_default_device_that_is_not_in_the_build_is_an_error_that_keeps_the_model() 
     let folder = tempfile::tempdir().unwrap();
     train(folder.path(), |_| {});
     let text = load_elsewhere(folder.path(), &[("BURN_DEVICE", Some("no such device"))]);
-    assert!(text.contains("refused"), "{text}");
+    assert_says!(text, "refused");
 }

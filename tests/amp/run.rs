@@ -17,7 +17,7 @@ use burn_lean::prune::Masks;
 use burn_lean::quant::{QatConfig, QuantizedForward, quantizers};
 
 use crate::model::Mlp;
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, on_tracked, parameters, tensor, values, with_numbers};
 
 /// What people write, and what a region needs an edit for.
 #[derive(Module, Debug)]
@@ -50,8 +50,7 @@ pub(crate) fn emulating(dtype: FloatDType) -> Autocast {
 
 #[test]
 fn an_unedited_network_trains_with_its_statistics() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut model = Net::new(&device);
         let autocast = emulating(FloatDType::F16);
         let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
@@ -129,15 +128,14 @@ fn what_a_config_keeps_in_full_precision_runs_in_it() {
         ] {
             let x = Tensor::<2>::ones([1, 2], &target.device);
             let y = autocast.run(&model, x, |model, x| model.1.forward(model.0.forward(x)));
-            assert_eq!(values(y.unwrap()), [140_000.0], "{}", target.name);
+            assert_eq!(values(y.unwrap()), [140_000.0]);
         }
     });
 }
 
 #[test]
 fn the_gradients_of_a_token_that_comes_often_are_summed_in_f32() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = EmbeddingConfig::new(3, 2).init(&device);
         let tokens = || Tensor::<2, Int>::ones([1, 4096], &device);
         for dtype in [FloatDType::F16, FloatDType::BF16] {
@@ -157,7 +155,7 @@ fn the_gradients_of_a_token_that_comes_often_are_summed_in_f32() {
             ] {
                 let gradient = weight.base().grad(&loss.backward()).unwrap();
                 let expected = [0.0, 0.0, 4096.0, 4096.0, 0.0, 0.0];
-                assert_eq!(values(gradient), expected, "{dtype:?} on {}", target.name);
+                assert_eq!(values(gradient), expected, "{dtype:?}");
             }
         }
     });
@@ -176,10 +174,7 @@ fn a_model_that_moves_is_run_as_its_device_can() {
     let (model, autocast) = config.prepare(Net::new(&able)).unwrap();
     assert!(run(&model, &autocast).is_ok());
     let error = run(&model.to_device(&lacking), &autocast).unwrap_err();
-    assert!(
-        matches!(error, AmpError::UnsupportedDtype { .. }),
-        "{error}"
-    );
+    assert_matches!(error, AmpError::UnsupportedDtype { .. });
 
     let emulating = config.with_fallback(Fallback::Emulate);
     let (model, autocast) = emulating.prepare(Net::new(&lacking)).unwrap();
@@ -238,8 +233,7 @@ fn a_kept_recording_is_of_inputs_of_one_form() {
 
 #[test]
 fn a_kept_recording_is_of_what_is_frozen() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = Net::new(&device);
         let frozen = model.clone().freeze();
         let autocast = emulating(FloatDType::F16);
@@ -277,10 +271,7 @@ fn closures_that_go_through_one_function_are_told_apart() {
         (y.clone() * y.detach()).sum()
     });
     let error = stopped.unwrap_err();
-    assert!(
-        matches!(error, AmpError::Graph(GraphError::StopsGradients { .. })),
-        "{error}"
-    );
+    assert_matches!(error, AmpError::Graph(GraphError::StopsGradients { .. }));
     let autocast = autocast.cached();
     let one = step(&autocast, &model, |model, x| model.forward(x)).unwrap();
     let two = step(&autocast, &model, |model, x| model.forward(x) * 2.0).unwrap();
@@ -322,7 +313,7 @@ fn a_pass_that_stops_gradients_is_refused_at_its_first_step() {
     let AmpError::Graph(GraphError::StopsGradients { .. }) = &error else {
         panic!("{error}");
     };
-    assert!(error.to_string().contains("Autocast::forward"), "{error}");
+    assert_says!(error, "Autocast::forward");
     assert!(run(Autocast::new(FloatDType::BF16).without_verification()).is_ok());
 }
 
@@ -335,24 +326,17 @@ fn a_device_without_the_dtype_is_refused_or_computes_in_f32() {
     let x = || tensor::<2>(5, [7, 6], &device);
     let run = |autocast: &Autocast| autocast.run(&model, x(), |model, x| model.forward(x));
     let error = run(&Autocast::new(FloatDType::F16)).unwrap_err();
-    assert!(
-        matches!(error, AmpError::UnsupportedDtype { .. }),
-        "{error}"
-    );
+    assert_matches!(error, AmpError::UnsupportedDtype { .. });
     assert!(AutocastConfig::new(FloatDType::F16).init(&device).is_err());
     let f32 = Autocast::new(FloatDType::F16).with_fallback(Fallback::F32);
     assert_eq!(values(run(&f32).unwrap()), values(model.forward(x())));
     let error = run(&Autocast::new(FloatDType::F64)).unwrap_err();
-    assert!(
-        matches!(error, AmpError::NotAComputeDtype { .. }),
-        "{error}"
-    );
+    assert_matches!(error, AmpError::NotAComputeDtype { .. });
 }
 
 #[test]
 fn numbers_that_f16_does_not_have_do_not_become_infinities() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = Net::new(&device);
         let x = tensor::<2>(5, [7, 6], &device);
         let autocast = emulating(FloatDType::F16);
@@ -363,11 +347,7 @@ fn numbers_that_f16_does_not_have_do_not_become_infinities() {
             burn::tensor::activation::softmax(y.mask_fill(mask, -1e9), 1)
         });
         for probability in values(probabilities.unwrap()) {
-            assert!(
-                (probability - 1.0 / 3.0).abs() < 1e-6,
-                "{probability} on {}",
-                target.name
-            );
+            assert!((probability - 1.0 / 3.0).abs() < 1e-6, "{probability}");
         }
     });
 }
@@ -375,8 +355,7 @@ fn numbers_that_f16_does_not_have_do_not_become_infinities() {
 /// The derivative of `σ` vanishes as that of the logarithm grows: both of the same operand.
 #[test]
 fn a_logarithm_of_what_saturates_has_its_gradient() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for dtype in [FloatDType::F16, FloatDType::BF16] {
             let mut model = LinearConfig::new(1, 64).with_bias(false).init(&device);
             model.weight = Param::from_tensor(tensor::<2>(3, [1, 64], &device) * 10.0 - 60.0);
@@ -387,7 +366,7 @@ fn a_logarithm_of_what_saturates_has_its_gradient() {
             });
             let grads = loss.unwrap().backward();
             for found in values(model.weight.grad(&grads).unwrap()) {
-                assert!((found - 1.0).abs() < 1e-4, "{found} on {}", target.name);
+                assert!((found - 1.0).abs() < 1e-4, "{found}");
             }
         }
     });
@@ -445,10 +424,7 @@ fn weights_that_burn_has_quantized_are_those_numbers() {
         let group = ParamGroup::from_predicate("weight");
         let model = Mlp::new(1, &target.device);
         let quantized = model.quantize_weights_group(&mut quantizer, group);
-        assert!(matches!(
-            quantized.first.weight.base().dtype(),
-            DType::QFloat(_)
-        ));
+        assert_matches!(quantized.first.weight.base().dtype(), DType::QFloat(_));
         let mut float = quantized.clone();
         float.first.weight = float.first.weight.map(|weight| weight.dequantize());
         float.second.weight = float.second.weight.map(|weight| weight.dequantize());
@@ -458,15 +434,14 @@ fn weights_that_burn_has_quantized_are_those_numbers() {
                 let y = emulating(dtype).run(model, x, |model, x| model.forward(x));
                 values(y.unwrap())
             };
-            assert_eq!(run(&quantized), run(&float), "{}", target.name);
+            assert_eq!(run(&quantized), run(&float));
         }
     });
 }
 
 #[test]
 fn masked_weights_stay_masked() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut model = Net::new(&device);
         // Its zeros are what is pruned.
         let keep = tensor::<2>(9, [6, 8], &device).greater_elem(0.0).float();

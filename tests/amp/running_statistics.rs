@@ -64,10 +64,10 @@ fn a_skipped_step_puts_back_statistics_that_are_not_finite() {
 
                 assert_eq!(scaler.report().unwrap().skipped, factor != 1.0);
                 if factor == 1.0 {
-                    assert_ne!(statistics(&model), expected, "{}: step {step}", target.name);
+                    assert_ne!(statistics(&model), expected, "step {step}");
                     expected = statistics(&model);
                 }
-                assert_eq!(statistics(&model), expected, "{}: step {step}", target.name);
+                assert_eq!(statistics(&model), expected, "step {step}");
             }
             let y = model
                 .valid()
@@ -126,16 +126,12 @@ fn a_broken_micro_batch_leaves_the_statistics_of_the_step_before() {
         let sound = after(&[[1.0, 1.0]]);
         for factors in [[f32::NAN, 1.0], [1.0, f32::NAN]] {
             let found = after(&[[1.0, 1.0], factors]);
-            assert!(
-                found.iter().all(|x| x.is_finite()),
-                "{}: {found:?}",
-                target.name
-            );
+            assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
             // And not those of the start, 0 and 1.
             assert!(found.iter().all(|x| *x != 0.0 && *x != 1.0), "{found:?}");
             // The pass after the broken one cannot be told from it.
             if factors[0].is_nan() {
-                assert_eq!(found, sound, "{}", target.name);
+                assert_eq!(found, sound);
             }
         }
     });
@@ -165,12 +161,7 @@ fn no_wait_mode_gives_the_statistics_of_the_plain_mode() {
 
         assert_eq!(found_scaler.state(), plain.state());
         assert!(statistics(&found).iter().all(|x| x.is_finite()));
-        assert_eq!(
-            bits(&found.valid()),
-            bits(&model.valid()),
-            "{}",
-            target.name
-        );
+        assert_eq!(bits(&found.valid()), bits(&model.valid()));
     });
 }
 
@@ -218,11 +209,7 @@ fn a_first_step_that_is_broken_leaves_no_nan() {
                     scaler: scaler(),
                 };
                 let found = statistics(&first.step(factors, look));
-                assert!(
-                    found.iter().all(|x| x.is_finite()),
-                    "{}: {found:?}",
-                    target.name
-                );
+                assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
                 if factors[0] != 1.0 {
                     // No sound pass came before: those of a new BatchNorm.
                     assert_eq!(found, [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
@@ -265,7 +252,7 @@ fn a_broken_first_step_after_a_restart_leaves_the_loaded_statistics() {
         let found = first.step([f32::NAN, 1.0], |model| {
             let _ = model.valid();
         });
-        assert_eq!(statistics(&found), expected, "{}", target.name);
+        assert_eq!(statistics(&found), expected);
     });
 }
 
@@ -281,7 +268,7 @@ fn statistics_that_are_remembered_are_put_back() {
             scaler,
         };
         let found = first.step([f32::NAN, f32::NAN], |_| ());
-        assert_eq!(statistics(&found), expected, "{}", target.name);
+        assert_eq!(statistics(&found), expected);
     });
 }
 
@@ -304,10 +291,10 @@ fn a_broken_step_of_a_run_leaves_the_statistics_of_before() {
 
                 assert_eq!(scaler.report().unwrap().skipped, factor != 1.0);
                 if factor == 1.0 {
-                    assert_ne!(statistics(&model), expected, "{}: step {step}", target.name);
+                    assert_ne!(statistics(&model), expected, "step {step}");
                     expected = statistics(&model);
                 }
-                assert_eq!(statistics(&model), expected, "{}: step {step}", target.name);
+                assert_eq!(statistics(&model), expected, "step {step}");
             }
         }
     });
@@ -356,6 +343,6 @@ fn no_wait_mode_mends_a_broken_first_step_of_two_passes() {
             })
             .unwrap();
         let (found, ..) = training.finish().unwrap();
-        assert_eq!(statistics(&found), expected, "{}", target.name);
+        assert_eq!(statistics(&found), expected);
     });
 }

@@ -61,8 +61,7 @@ fn the_state_of_another_kind_of_loss_scale_is_refused() {
         (LossScale::Static(128.0), none.init()),
     ] {
         let mut scaler = GradScalerConfig::new(rule).init().unwrap();
-        let error = scaler.load_state(state).unwrap_err();
-        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+        assert_matches!(scaler.load_state(state), Err(AmpError::Record { .. }));
         assert_eq!(scaler.state(), rule.init(), "{rule:?}");
     }
 
@@ -106,12 +105,12 @@ fn a_run_in_bf16_goes_on_from_the_state_of_one_in_f16() {
         ..state
     };
     let error = scaler.load_state(nonsense).unwrap_err();
-    assert!(matches!(error, AmpError::Record { .. }), "{error}");
+    assert_matches!(error, AmpError::Record { .. });
     assert_eq!(scaler.state(), resumed);
     let mut damaged = scaler.to_record();
     damaged.state.scale = 2.0;
     let error = GradScaler::from_record(damaged).unwrap_err();
-    assert!(matches!(error, AmpError::Record { .. }), "{error}");
+    assert_matches!(error, AmpError::Record { .. });
 }
 
 #[test]
@@ -130,7 +129,7 @@ fn records_of_another_version_or_without_sense_are_refused() {
     counts.state.skipped_steps = 5;
     for record in [other, zero, nan, counts] {
         let error = GradScaler::from_record(record).unwrap_err();
-        assert!(matches!(error, AmpError::Record { .. }), "{error}");
+        assert_matches!(error, AmpError::Record { .. });
     }
     assert!(GradScaler::from_record(good).is_ok());
     assert!(serde_json::from_str::<GradScalerRecord>("{\"version\": 1}").is_err());

@@ -127,9 +127,9 @@ fn a_frozen_copy_changes_neither_step_nor_norm() {
             alone = scalers[1].step(&mut optims[1], 0.1, alone, grads).unwrap();
             let norms = [0, 1].map(|i| scalers[i].report().unwrap().grad_norm);
             assert!(norms[0].unwrap() > 0.01);
-            assert_eq!(norms[0], norms[1], "{}", target.name);
+            assert_eq!(norms[0], norms[1]);
         }
-        assert_eq!(bits(&pair.a), bits(&alone), "{}", target.name);
+        assert_eq!(bits(&pair.a), bits(&alone));
         assert_eq!(bits(&pair.b), frozen);
     });
 }
@@ -195,6 +195,6 @@ fn a_step_that_is_taken_back_keeps_network_and_copy_apart() {
 
         assert_eq!(found_scaler.state().skipped_steps, 1);
         assert_ne!(bits(&found.a), bits(&found.b));
-        assert_eq!(bits(&found), bits(&pair), "{}", target.name);
+        assert_eq!(bits(&found), bits(&pair));
     });
 }

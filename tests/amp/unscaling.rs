@@ -83,9 +83,9 @@ fn every_element_is_divided_and_nothing_else_happens() {
 
                 let found = values(unscaled.gradients().get::<2>(model.weight.id).unwrap());
                 let expected: Vec<f32> = numbers.iter().map(|number| number / scale).collect();
-                assert_eq!(found, expected, "{} {shape:?}", target.name);
+                assert_eq!(found, expected, "{shape:?}");
                 // Who holds the gradients still has them.
-                assert_eq!(values(kept), numbers, "{} {shape:?}", target.name);
+                assert_eq!(values(kept), numbers, "{shape:?}");
             }
         }
     });
@@ -163,8 +163,7 @@ fn the_norm_is_that_of_the_divided_gradients() {
                 let bound = expected * 0.5 * (numbers.len() as f64 + 2.0) * f64::exp2(-24.0);
                 assert!(
                     (norm - expected).abs() <= bound,
-                    "{} {shape:?}: {norm} for {expected}",
-                    target.name
+                    "{shape:?}: {norm} for {expected}"
                 );
                 // Clipped to half, which the step of one learning rate subtracts.
                 for (weight, number) in values(model.weight.val()).iter().zip(&numbers) {

@@ -56,13 +56,13 @@ fn all_uses_in_a_region_share_one_copy() {
                 })
             };
             let (Escaped(first), _second) = uses();
-            assert!(!is_alone(first), "{dtype:?} on {}", target.name);
+            assert!(!is_alone(first), "{dtype:?}");
             // And the region itself keeps none when it has ended.
             let (Escaped(first), second) = uses();
             drop(second);
-            assert!(is_alone(first), "{dtype:?} on {}", target.name);
+            assert!(is_alone(first), "{dtype:?}");
             let (Escaped(first), _) = (uses().0, uses().1);
-            assert!(is_alone(first), "{dtype:?} on {}", target.name);
+            assert!(is_alone(first), "{dtype:?}");
         }
     });
 }
@@ -90,7 +90,7 @@ fn the_gradients_of_all_uses_are_summed_in_f32() {
             let (model, autocast) = prepared(1.0, dtype, &target.device);
             let weights = autocast.forward((), |()| (model.weight.val(), model.weight.val()));
             let found = gradient(&model, weights.0 * large + weights.1 * small);
-            assert_eq!(found, large + small, "{dtype:?} on {}", target.name);
+            assert_eq!(found, large + small, "{dtype:?}");
         });
     }
 }
@@ -111,7 +111,7 @@ fn steps_inside_of_a_region_use_the_new_weight() {
             }
             seen
         });
-        assert_eq!(seen, [1.0, 0.75, 0.5], "{}", target.name);
+        assert_eq!(seen, [1.0, 0.75, 0.5]);
     });
 }
 
@@ -122,7 +122,7 @@ fn a_second_backward_pass_inside_of_a_region_is_possible() {
         autocast.forward((), |()| {
             for factor in [3.0, 5.0] {
                 let loss = full_precision(model.weight.val() * factor, |loss| loss);
-                assert_eq!(gradient(&model, loss), factor, "{}", target.name);
+                assert_eq!(gradient(&model, loss), factor);
             }
         });
     });
@@ -139,7 +139,7 @@ fn clones_with_other_values_are_not_mixed_up() {
         assert_eq!(average.weight.id, model.weight.id);
         let (a, b) = autocast.forward((), |()| (model.weight.val(), average.weight.val()));
         assert_eq!(values(a), [1.0]);
-        assert_eq!(values(b), [4.0], "{}", target.name);
+        assert_eq!(values(b), [4.0]);
     });
 }
 
@@ -163,7 +163,7 @@ fn a_half_model_computes_what_the_prepared_one_does_without_a_cast() {
         assert_eq!(shipped.first.weight.base().dtype(), half);
         assert!(burn_lean::reparam::attached(&shipped).is_empty());
         let found = autocast.forward(x.clone(), |x| shipped.forward(x));
-        assert_eq!(values(found), values(expected.clone()), "{}", target.name);
+        assert_eq!(values(found), values(expected.clone()));
         assert_eq!(bits(&model), before);
 
         // And by its record, or by that of the master weights.
@@ -174,7 +174,7 @@ fn a_half_model_computes_what_the_prepared_one_does_without_a_cast() {
             assert_eq!(loaded.first.weight.base().dtype(), half);
             if !autocast.is_emulated() {
                 let found = autocast.forward(x.clone(), |x| loaded.forward(x));
-                assert_eq!(values(found), values(expected.clone()), "{}", target.name);
+                assert_eq!(values(found), values(expected.clone()));
             }
         }
     });

@@ -8,12 +8,11 @@ use burn_lean::deploy::{Backend, DeployError, Dimension, EngineConfig, Export, F
 use burn_lean::quant::PtqConfig;
 
 use crate::judge::{Nothing, close};
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, on_each, on_tracked, tensor, with_numbers};
 
 #[test]
 fn a_model_runs_with_batches_of_any_size() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let attention = MultiHeadAttentionConfig::new(8, 2)
             .with_dropout(0.0)
             .init(device);
@@ -38,16 +37,14 @@ fn a_model_runs_with_batches_of_any_size() {
             close(engine.run(&x).unwrap(), forward(&attention, x));
         }
         let longer = tensor::<3>(2, [3, 6, 8], device);
-        let refused = engine.run(&longer).unwrap_err();
-        assert!(matches!(refused, DeployError::Mismatch { .. }), "{refused}");
+        assert_matches!(engine.run(&longer), Err(DeployError::Mismatch { .. }));
     });
 }
 
 /// Burn's linear layer computes batches of one way and of another otherwise.
 #[test]
 fn a_linear_layer_of_sequences_has_any_batch_from_every_size() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer = LinearConfig::new(16, 16);
         for layer in [layer.clone(), layer.with_bias(false)] {
             let layer: Linear = with_numbers(layer.init(device), 4);
@@ -87,8 +84,7 @@ fn what_fills_with_nan_has_any_batch() {
 /// Of a batch of one, what a layer computed has the shape of a weight with a leading axis.
 #[test]
 fn products_of_each_example_with_itself_have_any_batch() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer: Linear = with_numbers(LinearConfig::new(16, 8).init(device), 4);
         let forward = |layer: &Linear, x: Tensor<3>| {
             let [batch, length, width] = x.dims();
@@ -113,8 +109,7 @@ fn products_of_each_example_with_itself_have_any_batch() {
 /// Burn swaps the axes of one vector of each example where the matrices are one, as those of a batch of one are.
 #[test]
 fn a_vector_of_each_example_times_its_matrix_has_any_batch() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer: Linear = with_numbers(LinearConfig::new(6, 24).init(device), 4);
         // The weights of a layer are those that another one gives.
         let forward = |layer: &Linear, x: Tensor<2>| {
@@ -167,8 +162,7 @@ fn where_the_size_is_computed_with_it_is_fixed_and_said() {
         };
         let export = Export::record(&Nothing {}, &x, forward).unwrap();
         let exported = export.to_onnx(Form::Float).unwrap();
-        let reason = exported.fixed_batch.as_deref().unwrap();
-        assert!(reason.contains("div_scalar"), "{reason}");
+        assert_says!(exported.fixed_batch.as_deref().unwrap(), "div_scalar");
         assert_eq!(exported.model.inputs()[0].shape[0], Dimension::Fixed(3));
         let mut engine = EngineConfig::new().compile(export).unwrap();
         close(engine.run(&x).unwrap(), forward(&Nothing {}, x.clone()));
@@ -218,8 +212,7 @@ fn fixed(
 
 #[test]
 fn a_size_that_is_the_same_for_the_next_batch_is_fixed() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let halves = |_: &Nothing, x: Tensor<2>| {
             let half = x.dims()[0] / 2;
             x.clone().slice([0..half]) + x.slice([half..2 * half])
@@ -238,8 +231,7 @@ fn a_size_that_is_the_same_for_the_next_batch_is_fixed() {
 
 #[test]
 fn a_constant_with_the_size_in_it_is_fixed() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let divided = |_: &Nothing, x: Tensor<2>| {
             let count = Tensor::<1>::from_floats([x.dims()[0] as f32], &x.device());
             x / count.reshape([1, 1])
@@ -280,14 +272,12 @@ fn operations_that_read_other_tensors_are_fixed() {
 
 #[test]
 fn a_single_example_that_is_computed_otherwise_fixes_the_size() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let centred = |_: &Nothing, x: Tensor<2>| match x.dims()[0] {
             1 => x,
             _ => x.clone() - x.mean_dim(0),
         };
-        let why = fixed(4, device, centred).unwrap();
-        assert!(why.contains("a batch of one"), "{why}");
+        assert_says!(fixed(4, device, centred).unwrap(), "a batch of one");
         // One that is refused is not missed.
         let many = |_: &Nothing, x: Tensor<2>| {
             assert!(x.dims()[0] > 1, "two examples at least");
@@ -349,8 +339,7 @@ fn an_empty_batch_is_fixed() {
 
 #[test]
 fn training_devices_are_recorded_for_inference() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let linear = LinearConfig::new(4, 2).init(&device);
         let x = tensor::<2>(4, [3, 4], &device);
         let export = Export::record(&linear, &x, |linear, x| linear.forward(x)).unwrap();

@@ -13,7 +13,7 @@ use burn_lean::quant::{PtqConfig, QuantizedForward, fold_for};
 
 use crate::image_set::{Batch, ImageSet, Images};
 use crate::judge::{for_the_judge, output_step};
-use crate::support::{each_device, values, with_numbers};
+use crate::support::{each_device, scratch, values, with_numbers};
 
 /// Convolutions with batch normalization, and nothing that knows of quantization.
 #[derive(Module, Debug)]
@@ -115,8 +115,7 @@ fn all_test_digits_have_the_class_of_the_fake_quantized_model() {
 
         let some = x.clone().slice([0..8]);
         let record = || Export::record(&net, &some, |net: &Net, x| net.forward(x)).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("digits.onnx");
+        let (_folder, path) = scratch("digits.onnx");
         let written = record().to_onnx(Form::Qdq).unwrap();
         assert!(
             written

@@ -19,7 +19,7 @@ use burn_lean::quant::{
 };
 
 use crate::judge::{Nothing, close};
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, tensor, values, with_numbers};
 
 const GRID: Grid = Grid {
     scale: 2.0 / 255.0,
@@ -90,11 +90,7 @@ fn every_backend_gives_the_numbers_of_the_model() {
         let burn = burn.expect("Burn is always a candidate");
         let clearly = report.times[0].time.mul_f64(1.04) <= burn.time;
         assert!(clearly || report.backend == Backend::Burn, "{report}");
-        let print = report.to_string();
-        assert!(
-            print.contains("run by: ") && print.contains("Burn: "),
-            "{print}"
-        );
+        assert_says!(report, "run by: ", "Burn: ");
     });
 }
 
@@ -248,8 +244,7 @@ fn the_least_code_of_a_weight_is_multiplied_exactly() {
 
 #[test]
 fn weights_of_eight_bits_alone_are_multiplied_by_floats() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let linear: Linear = with_numbers(LinearConfig::new(50, 20).init(device), 3);
         let weight = codes(&linear.weight.val(), NumberFormat::int8().narrow());
         let mut plain = linear.clone();
@@ -320,8 +315,7 @@ fn a_model_that_stays_in_burn_holds_its_weights_once_until_another_batch_comes()
 
 #[test]
 fn codes_that_are_given_are_those_of_every_backend() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let linear: Linear = with_numbers(LinearConfig::new(16, 6).init(device), 3);
         // So few that the values are far from those of the model.
         let weight = codes(&linear.weight.val(), NumberFormat::int(2).narrow());
@@ -367,7 +361,7 @@ fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
         let export = Export::record(&conv, &x, forward).unwrap();
         let config = EngineConfig::new().with_backend(Some(backend));
         let error = config.compile(export).unwrap_err();
-        assert!(matches!(error, DeployError::Load { .. }), "{error}");
+        assert_matches!(error, DeployError::Load { .. });
         assert!(
             error
                 .to_string()
@@ -378,10 +372,7 @@ fn a_convolution_along_three_axes_is_floats_and_the_report_says_why() {
     let export = Export::record(&conv, &x, forward).unwrap();
     let error = EngineConfig::new().with_threads(2).compile(export);
     let error = error.unwrap_err().to_string();
-    assert!(
-        error.contains("`weight` is of a convolution along three axes"),
-        "{error}"
-    );
+    assert_says!(error, "`weight` is of a convolution along three axes");
 }
 
 #[test]

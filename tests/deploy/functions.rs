@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::deploy::{Export, Form};
 
 use crate::judge::{Nothing, operators, same};
-use crate::support::{each_device, tensor};
+use crate::support::{each_device, on_each, tensor};
 
 #[test]
 fn arithmetic_of_two_tensors_and_of_numbers() {
@@ -186,8 +186,7 @@ fn unsigned_numbers_are_written_whole() {
 /// Of rten's own operators for these, one gives 1 for the sign of 0, one the last of equal numbers, one -∞.
 #[test]
 fn signs_of_zero_first_places_of_equal_numbers_and_far_ends() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = [
             [1.0, 1.0, 0.0, 1.0],
             [0.0, -0.0, 0.0, 0.0],

@@ -20,7 +20,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::judge::{operators, same};
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, on_each, tensor, with_numbers};
 
 #[derive(Module, Debug)]
 struct Mlp {
@@ -30,8 +30,7 @@ struct Mlp {
 
 #[test]
 fn constants_have_the_paths_of_the_parameters() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let mlp = Mlp {
             fc1: LinearConfig::new(5, 7).init(device),
             fc2: LinearConfig::new(7, 3).with_bias(false).init(device),
@@ -138,8 +137,7 @@ struct Pixels {
 
 #[test]
 fn what_follows_a_product_acts_along_its_own_axis() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         // As many channels as columns, as many rows as columns, as many channels as pixels of a side.
         let model = Normalized {
             linear: LinearConfig::new(20, 16).init(device),
@@ -174,8 +172,7 @@ fn what_follows_a_product_acts_along_its_own_axis() {
 
 #[test]
 fn convolutions_of_other_kinds() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let conv: Conv1d = Conv1dConfig::new(3, 4, 3).with_stride(2).init(device);
         let x = tensor::<3>(3, [2, 3, 9], device);
         same(&with_numbers(conv, 3), x, |conv, x| conv.forward(x));
@@ -215,8 +212,7 @@ fn pooling() {
 
 #[test]
 fn normalizations() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(6, [2, 4, 6], device) * 30.0;
         let norm = LayerNormConfig::new(6).init(device);
         same(&with_numbers(norm, 5), x.clone(), |norm, x| norm.forward(x));
@@ -233,8 +229,7 @@ fn normalizations() {
 
 #[test]
 fn gated_and_parametric_activations() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(7, [2, 3, 6], device);
         let glu = SwiGluConfig::new(6, 8).init(device);
         same(&with_numbers(glu, 10), x.clone(), |glu, x| glu.forward(x));
@@ -245,8 +240,7 @@ fn gated_and_parametric_activations() {
 
 #[test]
 fn attention_with_and_without_masks() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let attention: MultiHeadAttention = MultiHeadAttentionConfig::new(8, 2)
             .with_dropout(0.0)
             .init(device);
@@ -287,8 +281,7 @@ struct Recurrent {
 
 #[test]
 fn tokens_through_recurrences() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let net = Recurrent {
             embedding: EmbeddingConfig::new(7, 5).init(device),
             lstm: LstmConfig::new(5, 6, true).init(device),

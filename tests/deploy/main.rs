@@ -7,6 +7,7 @@ mod idx;
 #[allow(dead_code)]
 #[path = "../../examples/support/image_set.rs"]
 mod image_set;
+#[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -94,10 +94,7 @@ fn a_model_with_masks_runs_without_its_zeros_or_says_of_each_layer_why_not() {
                 (144 * 64 * kept / 4, 144 * 64)
             );
             assert_eq!(of("head.weight").weights, 640);
-            assert!(matches!(
-                of("conv.weight").outcome,
-                SparseOutcome::NoProduct { .. }
-            ));
+            assert_matches!(of("conv.weight").outcome, SparseOutcome::NoProduct { .. });
             for layer in &report.layers {
                 let left_out = of(&layer.path).is_left_out();
                 assert_eq!(left_out, layer.execution == Execution::Sparse, "{report}");

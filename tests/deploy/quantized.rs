@@ -20,7 +20,7 @@ use burn_lean::quant::{
 };
 
 use crate::judge::{close, for_the_judge, operators, output_step, within_a_step};
-use crate::support::{each_device, numbers, tensor, values, with_numbers};
+use crate::support::{each_device, numbers, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -345,11 +345,11 @@ fn a_backend_without_a_kernel_for_integers_is_refused_with_the_layer() {
         config.compile(export.with_quantization(quantization))
     };
     let refused = compile(Backend::Burn).unwrap_err().to_string();
-    assert!(refused.contains("allow another backend"), "{refused}");
+    assert_says!(refused, "allow another backend");
     // It has one where the machine multiplies without saturating.
     match compile(Backend::Rten) {
         Ok(engine) => assert_eq!(engine.report().layers[0].execution, Execution::Integer),
-        Err(refused) => assert!(refused.to_string().contains("`weight`: "), "{refused}"),
+        Err(refused) => assert_says!(refused, "`weight`: "),
     }
 }
 
@@ -393,8 +393,7 @@ fn a_transposed_convolution_has_codes_in_the_file_and_a_line_in_the_report() {
     );
 
     // The file gives the numbers of the grids.
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("up.onnx");
+    let (_folder, path) = scratch("up.onnx");
     written.model.save(&path).unwrap();
     let file = EngineConfig::new().open(&path).unwrap();
     let found = file.run(vec![x.clone().into_data()]).unwrap().remove(0);
@@ -408,9 +407,7 @@ fn a_transposed_convolution_has_codes_in_the_file_and_a_line_in_the_report() {
     for_the_judge(&written, &x, &expected, Some(step));
     let expected = values(expected);
     assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(&expected) {
-        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-    }
+    assert_near!(found.iter(), &expected, 1e-4);
 
     let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
     let report = integer.compile(export).unwrap().report();

@@ -14,7 +14,7 @@ use burn_lean::quant::{
 };
 
 use crate::judge::Nothing;
-use crate::support::{cast, each_device, tensor, values, with_numbers};
+use crate::support::{cast, each_device, on_each, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Patches {
@@ -24,8 +24,7 @@ struct Patches {
 
 #[test]
 fn an_operation_without_an_operator_is_named_with_its_module() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Patches {
             conv: Conv2dConfig::new([1, 2], [3, 3]).init(device),
             weights: LinearConfig::new(4, 4).init(device),
@@ -34,10 +33,7 @@ fn an_operation_without_an_operator_is_named_with_its_module() {
         let refused = |forward: fn(&Patches, Tensor<2>) -> Tensor<2>| {
             let export = Export::record(&model, &x, forward).unwrap();
             let refused = export.to_onnx(Form::Float).unwrap_err();
-            assert!(
-                refused.to_string().contains("has no ONNX operator"),
-                "{refused}"
-            );
+            assert_says!(refused, "has no ONNX operator");
             match refused {
                 DeployError::Operator {
                     operation, module, ..
@@ -69,7 +65,7 @@ fn a_forward_pass_that_reads_a_value_is_refused() {
             x * first
         };
         let refused = Export::record(&Nothing {}, &x, forward).unwrap_err();
-        assert!(matches!(refused, DeployError::Graph(_)), "{refused}");
+        assert_matches!(refused, DeployError::Graph(_));
     });
 }
 
@@ -94,10 +90,10 @@ fn the_engine_refuses_half_precision() {
             (two.element(), two.bytes()),
             (ElementType::F16, &[0, 0x40][..])
         );
-        assert!(matches!(
+        assert_matches!(
             EngineConfig::new().compile(export).unwrap_err(),
             DeployError::Load { .. }
-        ));
+        );
     });
 }
 
@@ -169,7 +165,7 @@ fn integers_of_more_than_32_bits_are_left_to_burn() {
         let DeployError::Load { reason } = config.compile(record()).unwrap_err() else {
             panic!("another error")
         };
-        assert!(reason.contains("is 5000000000"), "{reason}");
+        assert_says!(reason, "is 5000000000");
     }
     let burn = EngineConfig::new().with_backend(Some(Backend::Burn));
     let (found, _) = burn.compile(record()).unwrap().run(&inputs).unwrap();
@@ -187,8 +183,7 @@ fn sums_beyond_32_bits_do_not_panic() {
         let config = EngineConfig::new().with_backend(Some(backend));
         let engine = config.compile(export).unwrap();
         // Where numbers are checked, in a build for development, an error; elsewhere the low bits.
-        let made = engine.run(&x);
-        assert!(matches!(made, Ok(_) | Err(DeployError::Run { .. })));
+        assert_matches!(engine.run(&x), Ok(_) | Err(DeployError::Run { .. }));
     }
 }
 
@@ -209,7 +204,7 @@ fn sums_beyond_32_bits_do_not_panic_where_zeros_are_measured() {
     let own = EngineConfig::new().with_backend(Some(Backend::Own));
     // As above.
     let made = own.compile(export).unwrap().run(&inputs);
-    assert!(matches!(made, Ok(_) | Err(DeployError::Run { .. })));
+    assert_matches!(made, Ok(_) | Err(DeployError::Run { .. }));
 }
 
 /// Burn panics at it.
@@ -234,7 +229,7 @@ fn a_division_by_integers_of_zero_is_an_error_in_every_way() {
         let found: Vec<i64> = found.into_data().iter().collect();
         assert_eq!(found, [1, 1, 1]);
         let refused = engine.run(&(zeros.clone(), inputs.1.clone())).unwrap_err();
-        assert!(matches!(refused, DeployError::Run { .. }), "{refused}");
+        assert_matches!(refused, DeployError::Run { .. });
     }
 }
 
@@ -256,10 +251,7 @@ fn files_are_written_whole_and_broken_ones_refused() {
     let expected: TensorData = linear.forward(x).into_data();
     // Sums of 5 terms, of at most 2.5 together.
     y[0].assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::absolute(2e-6));
-    assert!(matches!(
-        file.run(vec![]).unwrap_err(),
-        DeployError::Mismatch { .. }
-    ));
+    assert_matches!(file.run(vec![]).unwrap_err(), DeployError::Mismatch { .. });
 
     for broken in [&bytes[..bytes.len() / 2], b"no model at all", &[]] {
         std::fs::write(&path, broken).unwrap();
@@ -273,11 +265,11 @@ fn files_are_written_whole_and_broken_ones_refused() {
         assert!(failed, "{} bytes", broken.len());
     }
     let missing = config.open(folder.path().join("missing.onnx")).unwrap_err();
-    assert!(matches!(missing, DeployError::File { .. }), "{missing}");
+    assert_matches!(missing, DeployError::File { .. });
     let nowhere = onnx
         .save(folder.path().join("no/folder/x.onnx"))
         .unwrap_err();
-    assert!(matches!(nowhere, DeployError::File { .. }), "{nowhere}");
+    assert_matches!(nowhere, DeployError::File { .. });
 }
 
 /// Convolutions of codes in a file, which not every machine computes right.
@@ -299,28 +291,19 @@ fn files_of_integer_convolutions_are_right_or_refused() {
             .iter()
             .any(|node| node.operator() == "ConvInteger")
     );
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("conv.onnx");
+    let (_folder, path) = scratch("conv.onnx");
     written.save(&path).unwrap();
     let opened = EngineConfig::new().open(&path);
     match (integer_kernels().exact_convolutions, opened) {
         (false, Err(DeployError::Load { reason })) => {
-            assert!(
-                reason.contains("`ConvInteger`") && reason.contains("Form::Qdq"),
-                "{reason}"
-            );
+            assert_says!(reason, "`ConvInteger`", "Form::Qdq");
         }
         (true, Ok(file)) => {
             let found = file.run(vec![x.clone().into_data()]).unwrap().remove(0);
             let expected = QuantizedForward::new().run(&model, x, forward).unwrap();
             let expected = values(expected);
             let largest = expected.iter().fold(0.0f32, |most, y| most.max(y.abs()));
-            for (found, expected) in found.iter::<f32>().zip(expected) {
-                assert!(
-                    (found - expected).abs() <= 1e-2 * largest,
-                    "{found} {expected}"
-                );
-            }
+            assert_near!(found.iter::<f32>(), expected, 1e-2 * largest);
         }
         (exact, other) => panic!("{exact}: {other:?}"),
     }
@@ -344,8 +327,7 @@ fn a_grid_that_no_byte_holds_is_refused_with_its_path() {
         export.with_quantization(quantization).to_onnx(Form::Qdq)
     };
     for wide in [grid(300, 0, 1023), grid(0, -256, 255)] {
-        let error = written(wide).unwrap_err().to_string();
-        assert!(error.contains("`weight`"), "{error}");
+        assert_says!(written(wide).unwrap_err(), "`weight`");
     }
     assert!(written(grid(7, 0, 6)).is_err());
     assert!(written(grid(3, 0, 15)).is_ok());

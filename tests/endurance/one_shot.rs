@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::cases::{Tally, cases};
 use crate::hostile::{Kind, kind};
 use crate::network::Net;
-use crate::support::parameters;
+use crate::support::{parameters, scratch};
 
 fn share() -> impl Strategy<Value = f64> {
     prop_oneof![
@@ -120,8 +120,7 @@ proptest! {
             let finite = parameter.values.iter().all(|value| value.is_finite());
             prop_assert!(finite || !w.is_finite(), "{:?}", parameter);
         }
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("model.safetensors");
+        let (_folder, file) = scratch("model.safetensors");
         done.save(&file).unwrap();
         let loaded = load_compressed(Net::of(Kind::Zeros, 1, &device), &file).unwrap().model;
         // As numbers: a -0.0 comes back as 0.0 where zeros are left out.

@@ -12,7 +12,7 @@ use burn_lean::graph::{AsRecorded, Tensors, Verified, record, record_with_backwa
 
 use crate::models::{ConvNet, Decoder, Recurrent};
 use crate::support::{
-    Target, each_device, gradients, parameters, seeded, tensor, values, with_numbers,
+    Target, each_device, gradients, on_tracked, parameters, seeded, tensor, values, with_numbers,
 };
 
 /// Relative error of F32 sums in another order.
@@ -102,8 +102,7 @@ fn batch_normalization_in_training_is_one_operation() {
 
 #[test]
 fn a_frozen_batch_normalization_keeps_its_statistics_and_the_next_gets_its_own() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let build = || {
             let norm = || BatchNormConfig::new(8).init(&device);
             with_numbers((norm().freeze(), norm()), 4)
@@ -164,8 +163,7 @@ fn running_states_of_any_name_move() {
 
 #[test]
 fn a_kept_recording_goes_on_from_passes_without_one() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let build = || with_numbers(BatchNormConfig::new(4).init(&device), 4);
         let (own, other) = (build(), build());
         let x = |seed| tensor::<2>(seed, [6, 4], &device);
@@ -200,8 +198,7 @@ fn batch_normalization_by_other_statistics_is_not_by_those_of_the_batch() {
 
 #[test]
 fn a_part_in_evaluation_stays_in_it() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let student = with_numbers(ConvNet::new(&device), 4);
         let teacher = with_numbers(ConvNet::with_dropout(0.5, &device), 5).valid();
         let model = (student, teacher);
@@ -253,8 +250,7 @@ fn a_model_whose_first_part_is_in_evaluation_trains() {
 
 #[test]
 fn a_result_that_is_detached_has_no_gradient() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let linear = || LinearConfig::new(3, 3).init(&device);
         let model: (Linear, Linear) = (linear(), linear());
         let x = tensor::<2>(1, [2, 3], &device);
@@ -476,8 +472,7 @@ fn no_gradient_goes_through_what_a_softmax_subtracts() {
         ("log_softmax", |x| log_softmax(x, 1)),
         ("quiet_softmax", |x| quiet_softmax(x, 1)),
     ];
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model: Linear = LinearConfig::new(5, 6).init(&device);
         let model = with_numbers(model, 4);
         let weights = tensor::<2>(7, [3, 6], &device);

@@ -1,5 +1,6 @@
 //! The graph as its users see it: one recorded forward pass, executed.
 
+#[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 

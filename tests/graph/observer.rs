@@ -11,7 +11,7 @@ use burn_lean::graph::{
 };
 use burn_lean::quant::QatConfig;
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_tracked, tensor, values, with_numbers};
 
 /// Notes which tensors are alive before an operation, and doubles the results of one.
 struct Doubles {
@@ -40,8 +40,7 @@ impl Observer for Doubles {
 
 #[test]
 fn it_sees_operands_and_replaces_results_with_gradients() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = LinearConfig::new(3, 2).with_bias(false).init(&device);
         let model = with_numbers(model, 1);
         let x = tensor::<2>(2, [4, 3], &device);
@@ -123,7 +122,7 @@ fn what_it_replaces_is_what_later_operations_read_in_half_too() {
             let mut doubles = DoublesInput(recording.graph().inputs()[0]);
             let found = recording.execute_observed(&model, &x, &InF16(arithmetic), &mut doubles);
             let found: Vec<f32> = found.unwrap().into_iter().flat_map(values).collect();
-            assert_eq!(found, [1.0, 2.0, 4.0], "{arithmetic:?} on {}", target.name);
+            assert_eq!(found, [1.0, 2.0, 4.0], "{arithmetic:?}");
         }
     });
 }
@@ -149,8 +148,7 @@ impl Observer for Names {
 
 #[test]
 fn it_sees_what_the_quantizers_of_a_model_give() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
         let model = QatConfig::new().prepare(model).unwrap();
         let x = tensor::<2>(2, [4, 3], &device);

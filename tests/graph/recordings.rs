@@ -32,10 +32,7 @@ fn a_kept_recording_does_not_hide_a_stopped_gradient() {
     assert!(trusting.recording(&model, &x, forward, place, 0).is_ok());
     let error = recordings.recording(&model, &x, forward, place, 0);
     let error = error.map(|_| ()).unwrap_err();
-    assert!(
-        matches!(error, GraphError::StopsGradients { .. }),
-        "{error}"
-    );
+    assert_matches!(error, GraphError::StopsGradients { .. });
 }
 
 /// A term of the loss that begins at nothing: its gradients are looked at when it is there.
@@ -62,11 +59,7 @@ fn a_stopped_gradient_that_appears_later_is_found() {
         }
         // Seen in this step, compared in the next.
         assert_eq!(at(0.5), Ok(()));
-        let error = at(0.6).unwrap_err();
-        assert!(
-            matches!(error, GraphError::StopsGradients { .. }),
-            "{error}"
-        );
+        assert_matches!(at(0.6), Err(GraphError::StopsGradients { .. }));
     }
 }
 

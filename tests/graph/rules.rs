@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::graph::{Node, Precision, Rules, record};
 
 use crate::models::Recurrent;
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_tracked, tensor, values, with_numbers};
 
 /// Products in BF16, everything else in the widest dtype.
 struct Products;
@@ -84,7 +84,7 @@ fn the_gradients_of_what_is_looked_up_are_summed_in_f32() {
             let sum = recording.unwrap().execute(&table, &input, &Products);
             let grads = sum.unwrap().backward();
             let gradient = table.weight.grad(&grads).unwrap();
-            assert_eq!(values(gradient), [4096.0], "{}", target.name);
+            assert_eq!(values(gradient), [4096.0]);
         }
     });
 }
@@ -104,8 +104,7 @@ impl Rules for Full {
 
 #[test]
 fn rules_without_a_half_dtype_round_nothing_for_the_backward_pass() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let layer = with_numbers(LinearConfig::new(3, 4).init(&device), 5);
         let x = tensor::<2>(1, [2, 3], &device);
         // The products of their operands are kept, and read by nothing else.
@@ -117,15 +116,8 @@ fn rules_without_a_half_dtype_round_nothing_for_the_backward_pass() {
         let recording = record(&layer, &x, forward).unwrap();
         let found = gradient(recording.execute(&layer, &x, &Full).unwrap());
         let expected = gradient(forward(&layer, x));
-        for (found, expected) in found.iter().zip(expected) {
-            // A dozen operations on numbers below 4.
-            let off = (found - expected).abs();
-            assert!(
-                off < 50.0 * f32::EPSILON,
-                "{found}, {expected} on {}",
-                target.name
-            );
-        }
+        // A dozen operations on numbers below 4.
+        assert_near!(found.iter(), expected, 50.0 * f32::EPSILON);
     });
 }
 
@@ -154,8 +146,7 @@ fn operations_know_their_parameters_through_views() {
 
 #[test]
 fn a_recurrence_cuts_its_weights_once() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = Recurrent::new(&device);
         let count = |steps: usize| {
             let (tokens, targets) = Recurrent::batch(&device);

@@ -172,10 +172,7 @@ fn of_a_transformer_the_hidden_features_can_go_and_the_rest_says_why_not() {
         Some(FixedBy::Reduction)
     );
     let heads = along(&groups, "attention.query.weight", 1);
-    assert!(
-        matches!(heads.fixed, Some(FixedBy::Reshape | FixedBy::Attention)),
-        "{heads:?}"
-    );
+    assert_matches!(heads.fixed, Some(FixedBy::Reshape | FixedBy::Attention));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::graph::{GraphError, Pass, Product, Walk};
 
 use crate::models::{ConvNet, Decoder, Recurrent};
-use crate::support::{Target, each_device, parameters, tensor, values, with_numbers};
+use crate::support::{Target, each_device, on_each, parameters, tensor, values, with_numbers};
 
 /// Relative error of F32 sums in another order.
 pub(crate) const ROUNDING: f32 = 1e-5;
@@ -149,7 +149,7 @@ fn files_have_no_names_and_their_folder_is_made() {
     let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();
     let error = walk().spilling_to(file.join("folder")).unwrap_err();
-    assert!(matches!(error, GraphError::Spill { .. }), "{error}");
+    assert_matches!(error, GraphError::Spill { .. });
 }
 
 #[test]
@@ -197,8 +197,7 @@ fn edited(model: &Net, path: &str, weight: &Tensor<2>) -> Net {
 
 #[test]
 fn a_replaced_weight_changes_what_follows_and_the_original_stays_beside_it() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Net::new(device);
         let other = tensor::<2>(40, [4, 4], device);
         let expected = edited(&model, "second.weight", &other);
@@ -243,8 +242,7 @@ fn a_replaced_weight_changes_what_follows_and_the_original_stays_beside_it() {
 
 #[test]
 fn the_two_passes_start_from_inputs_of_their_own() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Net::new(device);
         let other = tensor::<2>(40, [4, 4], device);
         let expected = edited(&model, "second.weight", &other);
@@ -293,12 +291,12 @@ fn original_inputs_that_do_not_fit_or_come_late_are_refused() {
     other[1] = tensor(1, [4, 3], &device);
     for inputs in [fewer, more, other] {
         let refused = walk().with_original_inputs(inputs);
-        assert!(matches!(refused, Err(GraphError::Mismatch { .. })));
+        assert_matches!(refused, Err(GraphError::Mismatch { .. }));
     }
     let mut begun = walk();
     begun.next_product().unwrap();
     let refused = begun.with_original_inputs(batches(&device));
-    assert!(matches!(refused, Err(GraphError::Started)));
+    assert_matches!(refused, Err(GraphError::Started));
 }
 
 #[test]
@@ -327,8 +325,7 @@ fn without_the_original_a_replaced_weight_is_the_only_one() {
 
 #[test]
 fn back_to_a_mark_with_the_weights_of_now() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Net::new(device);
         let other = tensor::<2>(40, [4, 4], device);
         let expected = edited(&model, "second.weight", &other);
@@ -428,13 +425,13 @@ fn values_that_do_not_fit_are_refused_with_the_path() {
     let product = step.product().unwrap();
     let wrong = tensor::<2>(1, [3, 4], &device);
     let error = step.replace_weight(&product, wrong.clone()).unwrap_err();
-    assert!(error.to_string().contains("first.weight"), "{error}");
+    assert_says!(error, "first.weight");
     let error = step.replace("second.weight", wrong.clone()).unwrap_err();
-    assert!(error.to_string().contains("second.weight"), "{error}");
+    assert_says!(error, "second.weight");
     let half = step.parameter::<2>("second.weight", Pass::Original);
     let half = half.unwrap().cast(FloatDType::F16);
     let error = step.replace("second.weight", half).unwrap_err();
-    assert!(error.to_string().contains("F16"), "{error}");
+    assert_says!(error, "F16");
     let error = step.replace("fourth.weight", wrong).unwrap_err();
     assert_eq!(
         error,
@@ -443,10 +440,7 @@ fn values_that_do_not_fit_are_refused_with_the_path() {
         }
     );
     let error = step.operand::<3>(0, 0, Pass::Original).unwrap_err();
-    assert!(
-        matches!(error, GraphError::Operand { index: 0, .. }),
-        "{error}"
-    );
+    assert_matches!(error, GraphError::Operand { index: 0, .. });
 }
 
 /// Two layers of sequences, the second one used twice.
@@ -459,8 +453,7 @@ struct Sequences {
 
 #[test]
 fn batches_of_sequences_have_the_same_operations_whatever_their_sizes() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer = |inputs, outputs| LinearConfig::new(inputs, outputs);
         let net = with_numbers(
             Sequences {

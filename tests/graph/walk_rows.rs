@@ -1,6 +1,6 @@
 //! The rows that arrive at products while batches are walked through.
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, tensor, values, with_numbers};
 use crate::walk::{all_rows, near};
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
@@ -21,8 +21,7 @@ struct Layers {
 
 #[test]
 fn rows_times_weight_is_what_a_linear_layer_computes() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Layers {
             usual: LinearConfig::new(3, 5).with_bias(false).init(device),
             stored_transposed: LinearConfig::new(5, 4)
@@ -81,8 +80,7 @@ fn rows_times_weight_is_what_a_linear_layer_computes() {
 
 #[test]
 fn an_embedding_counts_its_indices() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let table: Embedding = EmbeddingConfig::new(6, 4).init(device);
         let indices = Tensor::<2, Int>::from_data([[1, 3, 3], [5, 1, 1]], device);
         let mut walk = Walk::record(&table, [indices], |table, x| table.forward(x)).unwrap();
@@ -166,8 +164,7 @@ fn convolution_by_rows<M: Module>(
 
 #[test]
 fn patches_times_kernel_is_what_a_convolution_computes() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let shape =
             |d: [usize; 3]| [2, 1].map(|n| tensor(n as u64, [n, 4, d[0], d[1], d[2]], device));
         let one: Conv1d = Conv1dConfig::new(4, 6, 3)

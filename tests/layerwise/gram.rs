@@ -74,9 +74,7 @@ fn merging_is_adding() {
         .unwrap();
     first.merge(&second).unwrap();
     for centered in [false, true] {
-        for (a, b) in first.matrix(centered).iter().zip(all.matrix(centered)) {
-            assert!((a - b).abs() < 1e-6, "{a} {b}");
-        }
+        assert_near!(first.matrix(centered).iter(), all.matrix(centered), 1e-6);
         // XᵀY and YᵀY show in the objective.
         let config = ProblemConfig {
             centered,

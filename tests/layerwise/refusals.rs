@@ -11,34 +11,28 @@ use crate::naive::Layer;
 fn rows_that_do_not_fit_are_refused_whole() {
     let mut gram = Gram::new(3);
     let error = gram.add(&[1.0; 4]).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         error,
         LayerwiseError::Mismatch {
             expected: 3,
             found: 4,
             ..
         }
-    ));
-    let error = gram.add(&[1.0, f32::NAN, 2.0]).unwrap_err();
-    assert!(
-        matches!(error, LayerwiseError::NotFinite { index: 1, .. }),
-        "{error}"
     );
+    let error = gram.add(&[1.0, f32::NAN, 2.0]).unwrap_err();
+    assert_matches!(error, LayerwiseError::NotFinite { index: 1, .. });
     assert_eq!(gram.rows(), 0);
     let mut targets = Gram::with_targets(3, 2);
-    assert!(matches!(
-        targets.add(&[1.0; 3]),
-        Err(LayerwiseError::Mismatch { .. })
-    ));
+    assert_matches!(targets.add(&[1.0; 3]), Err(LayerwiseError::Mismatch { .. }));
     let error = targets.add_with_targets(&[1.0; 6], &[1.0; 3]).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         error,
         LayerwiseError::Mismatch {
             expected: 4,
             found: 3,
             ..
         }
-    ));
+    );
     assert!(targets.merge(&gram).is_err());
 }
 
@@ -64,7 +58,7 @@ fn a_singular_system_names_feature_and_ridge() {
         ridge: 0.0,
     };
     assert_eq!(error, expected);
-    assert!(error.to_string().contains("raise the ridge"), "{error}");
+    assert_says!(error, "raise the ridge");
     assert!(LayerProblem::new(&gram, &[1.0, 1.0], &ProblemConfig::new()).is_ok());
 }
 
@@ -112,27 +106,21 @@ fn configs_out_of_range_are_refused() {
             ridge,
             ..ProblemConfig::new()
         });
-        assert!(matches!(
-            error,
-            LayerwiseError::Invalid { field: "ridge", .. }
-        ));
+        assert_matches!(error, LayerwiseError::Invalid { field: "ridge", .. });
     }
     let importance = |values: &[f64]| ProblemConfig {
         importance: Some(values.to_vec()),
         ..ProblemConfig::new()
     };
     let error = refused(importance(&[1.0, 0.0]));
-    assert!(matches!(
+    assert_matches!(
         error,
         LayerwiseError::Invalid {
             field: "importance",
             ..
         }
-    ));
-    assert!(matches!(
-        refused(importance(&[1.0])),
-        LayerwiseError::Mismatch { .. }
-    ));
+    );
+    assert_matches!(refused(importance(&[1.0])), LayerwiseError::Mismatch { .. });
     let config = SearchConfig {
         tolerance: f64::NAN,
         ..SearchConfig::new()
@@ -142,13 +130,13 @@ fn configs_out_of_range_are_refused() {
         &Keep::PerRow(1),
         &Method::BestSubset(config),
     );
-    assert!(matches!(
+    assert_matches!(
         error,
         Err(LayerwiseError::Invalid {
             field: "tolerance",
             ..
         })
-    ));
+    );
 }
 
 #[test]
@@ -163,10 +151,10 @@ fn shapes_that_do_not_fit_are_refused() {
             features: 6
         }
     );
-    assert!(matches!(
+    assert_matches!(
         refused(Keep::NOfM { n: 0, m: 0 }),
         LayerwiseError::DoesNotDivide { .. }
-    ));
+    );
     let error = refused(Keep::Weights(13));
     assert_eq!(
         error,
@@ -175,20 +163,20 @@ fn shapes_that_do_not_fit_are_refused() {
             weights: 12
         }
     );
-    assert!(matches!(
+    assert_matches!(
         refused(Keep::PerRow(7)),
         LayerwiseError::KeepsTooMany { .. }
-    ));
-    assert!(matches!(
+    );
+    assert_matches!(
         refused(Keep::NOfM { n: 4, m: 3 }),
         LayerwiseError::KeepsTooMany { .. }
-    ));
+    );
     assert!(Support::new(6, vec![true; 13]).is_err());
     let small = Support::full(1, 6);
-    assert!(matches!(
+    assert_matches!(
         back_solve(&problem, &small),
         Err(LayerwiseError::Mismatch { .. })
-    ));
+    );
     assert!(masked(&problem, &small).is_err());
     assert!(Keep::NOfM { n: 1, m: 4 }.highest(&[0.0; 12], 6).is_err());
     assert!(Keep::Weights(1).highest(&[0.0; 13], 6).is_err());
@@ -207,5 +195,5 @@ fn an_objective_beyond_f64_is_refused() {
     let LayerwiseError::NotFinite { what, index: 0 } = error else {
         panic!("{error}");
     };
-    assert!(what.contains("ridge"), "{what}");
+    assert_says!(what, "ridge");
 }

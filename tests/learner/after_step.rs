@@ -22,7 +22,7 @@ use burn_lean_amp::{
     GradScalerConfig, LossScale,
 };
 
-use crate::devices::{each_device, values, with_numbers};
+use crate::devices::{on_tracked, values, with_numbers};
 use crate::support::{Batch, Recorder, Row, batch, bits, loader, samples};
 use crate::training::step as take_step;
 
@@ -161,8 +161,7 @@ fn step_of<M: Module>(model: &M) -> (u64, Phase) {
 
 #[test]
 fn quantizers_advance_under_amp_and_wait_for_skipped_steps() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut learner = Learner::new(amp(&device), SgdConfig::new().init(), 0.1);
         let mut taken = 0;
         for sound in [true, true, false, true, true, false, true, true] {
@@ -187,8 +186,7 @@ fn quantizers_advance_under_amp_and_wait_for_skipped_steps() {
 
 #[test]
 fn the_learner_gives_the_numbers_of_the_plain_loop() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut learner = Learner::new(amp(&device), SgdConfig::new().init(), 0.1);
         let (mut model, region) = {
             let amp = amp(&device);
@@ -203,19 +201,13 @@ fn the_learner_gives_the_numbers_of_the_plain_loop() {
             model = advance(scaler.step(&mut optim, 0.1, model, grads).unwrap());
         }
         assert_eq!(step_of(&model), (6, Phase::Quantize));
-        assert_eq!(
-            bits(learner.model().model()),
-            bits(&model),
-            "{}",
-            target.name
-        );
+        assert_eq!(bits(learner.model().model()), bits(&model));
     });
 }
 
 #[test]
 fn quantizers_advance_in_a_plain_learner() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let net = quant().prepare(Net::new(&device)).unwrap();
         let model = AfterStep::new(net.clone(), advance);
         let mut learner = Learner::new(model, SgdConfig::new().init(), 0.1);
@@ -227,19 +219,13 @@ fn quantizers_advance_in_a_plain_learner() {
             expected = advance(optim.step(0.1, expected, output.grads));
         }
         assert_eq!(step_of(learner.model().model()), (6, Phase::Quantize));
-        assert_eq!(
-            bits(learner.model().model()),
-            bits(&expected),
-            "{}",
-            target.name
-        );
+        assert_eq!(bits(learner.model().model()), bits(&expected));
     });
 }
 
 #[test]
 fn quantizers_of_an_unedited_model_advance_by_themselves() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut learner = Learner::new(Unedited::new(&device), SgdConfig::new().init(), 0.1);
         let mut expected = quant().prepare(Net::new(&device)).unwrap();
         let mut optim = SgdConfig::new().init();
@@ -251,7 +237,7 @@ fn quantizers_of_an_unedited_model_advance_by_themselves() {
         }
         assert_eq!(step_of(&learner.model().net), (6, Phase::Quantize));
         let found = learner.model().net.clone();
-        assert_eq!(bits(&found), bits(&expected), "{}", target.name);
+        assert_eq!(bits(&found), bits(&expected));
     });
 }
 
@@ -328,8 +314,7 @@ fn masks(step: usize) -> Masks {
 
 #[test]
 fn masks_quantizers_and_casts_on_one_weight_follow_their_schedules() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let net = Net::new(&device);
         let first = ChainReparameterizer::new(
             masks(0).reparameterizer(&net).unwrap(),

@@ -13,7 +13,7 @@ use burn_lean_amp::{
 };
 use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
-use crate::devices::each_device;
+use crate::devices::on_tracked;
 use crate::support::{
     Mlp, Rows, amp, bits, samples, samples_with_infinity, scaler, training, training_with,
 };
@@ -100,8 +100,7 @@ fn a_checkpoint_of_another_loss_scale_restarts_it_after_one_step() {
             ..Default::default()
         })
     };
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let learner = |loss_scale| {
             let amp = amp(&device, FloatDType::F16, &GradScalerConfig::new(loss_scale));
             Learner::new(amp, SgdConfig::new().init(), 0.1)
@@ -129,11 +128,11 @@ fn a_checkpoint_of_another_loss_scale_restarts_it_after_one_step() {
             assert_eq!(monitor.report().unwrap().loss_scale, saved.init().scale);
             let mut expected = resumed.init();
             expected.steps = counted + 1;
-            assert_eq!(after.model().state().unwrap(), expected, "{}", target.name);
+            assert_eq!(after.model().state().unwrap(), expected);
             // From here on it is the scale's own.
             step(&mut after, &samples(4), &device);
             let expected = resumed.update(expected, false);
-            assert_eq!(after.model().state().unwrap(), expected, "{}", target.name);
+            assert_eq!(after.model().state().unwrap(), expected);
         }
 
         // A training that needs no loss scale keeps the state of one that does, for later.
@@ -149,8 +148,7 @@ fn a_checkpoint_of_another_loss_scale_restarts_it_after_one_step() {
 
 #[test]
 fn a_damaged_state_is_an_error_and_no_step() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let sound = amp(&device, FloatDType::F16, &scaler());
         let damaged = map_with_path(sound, &mut Damage);
         let monitor = damaged.monitor();
@@ -159,10 +157,7 @@ fn a_damaged_state_is_an_error_and_no_step() {
 
         step(&mut learner, &samples(4), &device);
 
-        assert!(
-            matches!(monitor.error(), Some(AmpError::Record { .. })),
-            "{monitor:?}"
-        );
+        assert_matches!(monitor.error(), Some(AmpError::Record { .. }));
         assert!(monitor.interrupter().should_stop());
         assert_eq!(bits(learner.model().model()), before);
     });

@@ -9,14 +9,13 @@ use burn_lean_amp::{
     SkipCause,
 };
 
-use crate::devices::each_device;
+use crate::devices::on_tracked;
 use crate::support::{Batch, Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
 use crate::training::step;
 
 #[test]
 fn a_diverged_training_stops_with_the_model_before_it() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let directory = tempfile::tempdir().unwrap();
         let config = scaler().with_max_consecutive_skips(Some(3));
         let amp = amp(&device, FloatDType::F16, &config);
@@ -39,7 +38,7 @@ fn a_diverged_training_stops_with_the_model_before_it() {
             })
         );
         let error = result.error.unwrap().to_string();
-        assert!(error.contains("3 steps in a row were skipped"), "{error}");
+        assert_says!(error, "3 steps in a row were skipped");
         assert_eq!(result.model.state().unwrap().steps, 3);
         assert_eq!(bits(result.model.model()), before);
     });
@@ -58,10 +57,7 @@ fn a_loss_in_half_precision_is_an_error_and_no_step() {
 
     step(&mut learner, &samples(4), &device);
 
-    assert!(
-        matches!(monitor.error(), Some(AmpError::LossDtype { .. })),
-        "{monitor:?}"
-    );
+    assert_matches!(monitor.error(), Some(AmpError::LossDtype { .. }));
     assert_eq!(bits(learner.model().model()), before);
 }
 
@@ -114,14 +110,13 @@ fn a_clip_of_the_whole_instead_of_the_model_is_an_error_and_no_step() {
     let Some(error @ AmpError::Record { .. }) = monitor.error() else {
         panic!("{monitor:?}")
     };
-    assert!(error.to_string().contains("is not the inverse"), "{error}");
+    assert_says!(error, "is not the inverse");
     assert_eq!(bits(learner.model().model()), before);
 }
 
 #[test]
 fn a_bad_configuration_gives_the_model_back() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let config = GradScalerConfig::for_dtype(FloatDType::F16).with_max_norm(Some(-1.0));
 
         let rejected = Amp::new(
@@ -131,13 +126,13 @@ fn a_bad_configuration_gives_the_model_back() {
         )
         .unwrap_err();
 
-        assert!(matches!(
+        assert_matches!(
             rejected.error(),
             AmpError::InvalidConfig {
                 field: "max_norm",
                 ..
             }
-        ));
+        );
         assert_eq!(bits(rejected.value()), bits(&Mlp::new(&device)));
     });
 }

@@ -15,7 +15,7 @@ use burn_lean_amp::{
     Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback, GradScalerConfig,
 };
 
-use crate::devices::{Perceptron, each_device};
+use crate::devices::{Perceptron, on_tracked};
 use crate::support::{Batch, Recorder, batch, bits, loader, samples};
 
 /// 2 × 16 + 16 × 2 = 64 weights; two logits.
@@ -146,8 +146,7 @@ fn prune(
 
 #[test]
 fn the_learner_and_the_plain_loop_prune_gradually_to_the_same_bits() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
             let autocast = autocast(dtype, &device);
             for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
@@ -176,8 +175,7 @@ fn the_learner_and_the_plain_loop_prune_gradually_to_the_same_bits() {
 
 #[test]
 fn stages_from_gradients_are_trained_by_the_learner_with_their_masks() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let autocast = autocast(FloatDType::BF16, &device);
         let solver = SolverConfig::new(Budget::Sparsity(0.75));
         let pruner = PrunerConfig::new(solver, FisherConfig::new(ROWS))

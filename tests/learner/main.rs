@@ -1,5 +1,6 @@
 //! Mixed precision under Burn's `Learner` and `SupervisedTraining`, on every device.
 
+#[macro_use]
 #[path = "../support/mod.rs"]
 mod devices;
 

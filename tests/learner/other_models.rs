@@ -10,7 +10,7 @@ use burn_lean_amp::{
     LossScale, full_precision,
 };
 
-use crate::devices::{each_device, values};
+use crate::devices::{each_device, on_tracked, values};
 use crate::support::{Batch, Mlp, batch, bits, samples, samples_with_infinity};
 use crate::training;
 
@@ -91,7 +91,7 @@ fn a_frozen_copy_with_the_same_identities_changes_no_step() {
             let report = monitor.report().unwrap();
             report.grad_norm.unwrap()
         });
-        assert_eq!(norms[0], norms[1], "{}", target.name);
+        assert_eq!(norms[0], norms[1]);
     });
 }
 
@@ -111,8 +111,7 @@ impl Normalized {
 
 #[test]
 fn a_skipped_step_leaves_no_nan_in_running_statistics() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = Normalized {
             norm: BatchNormConfig::new(2).init(&device),
             mlp: Mlp::new(&device),
@@ -131,7 +130,7 @@ fn a_skipped_step_leaves_no_nan_in_running_statistics() {
                 assert_ne!(statistics(&learner), expected);
                 expected = statistics(&learner);
             }
-            assert_eq!(statistics(&learner), expected, "{}", target.name);
+            assert_eq!(statistics(&learner), expected);
         }
         assert_eq!(learner.model().state().unwrap().skipped_steps, 3);
     });
@@ -139,8 +138,7 @@ fn a_skipped_step_leaves_no_nan_in_running_statistics() {
 
 #[test]
 fn a_broken_first_step_leaves_no_nan_in_running_statistics() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let new = || Normalized {
             norm: BatchNormConfig::new(2).init(&device),
             mlp: Mlp::new(&device),
@@ -178,7 +176,7 @@ fn a_broken_first_step_leaves_no_nan_in_running_statistics() {
             assert_eq!(learner.model().state().unwrap().skipped_steps, 1);
             let found = statistics(&learner.model());
             let broken = [found[0][0], found[1][0]];
-            assert_eq!(broken, [expected[0][0], expected[1][0]], "{}", target.name);
+            assert_eq!(broken, [expected[0][0], expected[1][0]]);
             assert!(found.concat().iter().all(|x| x.is_finite()), "{found:?}");
         }
     });

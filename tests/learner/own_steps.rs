@@ -13,7 +13,7 @@ use burn_lean_amp::{
 };
 use burn_lean_reparam::each_float;
 
-use crate::devices::{each_device, seeded};
+use crate::devices::{on_tracked, seeded};
 use crate::support::{Mlp, batch, bits, samples};
 
 type Pair = (Tensor<2>, Tensor<2>);
@@ -156,14 +156,13 @@ where
 /// Running statistics, too: the comparison moves none of them.
 #[test]
 fn they_train_as_a_step_by_hand_to_the_bit() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut own = learner(OwnSteps::new(Net::new(0.0, &device)));
         let mut by_hand = learner(ByHand {
             net: Net::new(0.0, &device),
         });
         let losses = train(&mut own, 6, &device);
-        assert_eq!(losses, train(&mut by_hand, 6, &device), "{}", target.name);
+        assert_eq!(losses, train(&mut by_hand, 6, &device));
         assert!(losses[5] < losses[0], "{losses:?}");
         let (own, by_hand) = (own.model(), by_hand.model());
         let own = own.model().model();
@@ -190,8 +189,7 @@ fn dropout_is_no_difference() {
 
 #[test]
 fn steps_that_differ_are_refused_with_nothing_changed() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let mut net = Net::new(0.0, &device);
         net.weight = 2.0;
         let before = bits(&net);
@@ -206,7 +204,7 @@ fn steps_that_differ_are_refused_with_nothing_changed() {
                 assert!(path.starts_with("mlp.first"), "{path}");
                 assert!((training - 2.0 * inference).abs() < 1e-4 * training.abs());
             }
-            other => panic!("{}: {other:?}", target.name),
+            other => panic!("{other:?}"),
         }
         let model = learner.model();
         assert_eq!(bits(model.model().model()), before);

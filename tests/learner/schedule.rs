@@ -10,14 +10,13 @@ use burn::tensor::{Device, FloatDType};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
 use burn_lean_amp::{Amp, learner::AmpLrScheduler};
 
-use crate::devices::each_device;
+use crate::devices::on_tracked;
 use crate::support::{Mlp, amp, samples, samples_with_infinity, scaler, training};
 use crate::training::step;
 
 #[test]
 fn the_learning_rate_of_a_skipped_step_is_used_again() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let schedule = amp.lr_scheduler(halving()).unwrap();
         let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
@@ -72,8 +71,7 @@ fn advances(strategy: TrainingStrategy<Amp<Mlp>>, broken: usize) -> usize {
 #[test]
 fn a_checkpoint_knows_whether_its_learning_rate_was_used() {
     for (broken, next) in [(&[0][..], 0.5), (&[], 0.25)] {
-        each_device(|target| {
-            let device = target.device.clone().autodiff();
+        on_tracked(|device| {
             let amp = amp(&device, FloatDType::F16, &scaler());
             let mut schedule = amp.lr_scheduler(halving()).unwrap();
             let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
@@ -92,8 +90,7 @@ fn a_checkpoint_knows_whether_its_learning_rate_was_used() {
 
 #[test]
 fn going_back_to_a_checkpoint_forgets_the_steps_after_it() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let mut schedule = amp.lr_scheduler(halving()).unwrap();
         let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
@@ -118,7 +115,7 @@ fn a_schedule_that_burn_refuses_is_refused() {
         .lr_scheduler(ExponentialLrSchedulerConfig::new(0.5, 2.0))
         .unwrap_err();
 
-    assert!(error.to_string().contains("Gamma"), "{error}");
+    assert_says!(error, "Gamma");
 }
 
 /// A new schedule of a new model, as after a restart.

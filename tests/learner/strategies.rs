@@ -6,7 +6,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
 use burn_lean_amp::{Amp, GradScalerConfig};
 
-use crate::devices::each_device;
+use crate::devices::on_tracked;
 use crate::support::{
     Mlp, Row, amp, batch, bits, error_of, samples, samples_with_infinity, scaler, training,
 };
@@ -72,8 +72,7 @@ fn train(amp: Amp<Mlp>, optim: MultiDeviceOptim, rows: Vec<Row>, epochs: usize) 
 // strategy does: a learner per replica, batches of their own, the same reduced gradients.
 #[test]
 fn replicas_with_the_same_reduced_gradients_stay_in_lock_step() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let schedule = amp.lr_scheduler(0.1).unwrap();
         let mut main = Learner::new(amp, SgdConfig::new().init(), schedule);

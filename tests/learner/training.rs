@@ -11,7 +11,7 @@ use burn_lean_amp::{
     LossScaleMetric, SkipCause, SkippedStepsMetric,
 };
 
-use crate::devices::each_device;
+use crate::devices::{each_device, on_tracked};
 use crate::support::{
     Batch, Mlp, Recorder, Row, amp, batch, bits, error_of, samples, samples_with_infinity, scaler,
     training,
@@ -45,8 +45,7 @@ fn trains_to_a_lower_loss(device: Device, dtype: FloatDType) {
 
 #[test]
 fn a_batch_with_infinity_is_one_skipped_step() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let directory = tempfile::tempdir().unwrap();
         let amp = amp(
             &device,
@@ -75,8 +74,7 @@ fn a_batch_with_infinity_is_one_skipped_step() {
 
 #[test]
 fn an_overflow_of_the_scaled_gradients_is_told_from_a_broken_loss() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let scale = LossScale::Dynamic(DynamicLossScale {
             init_scale: 2f32.powi(40),
             ..Default::default()
@@ -129,8 +127,7 @@ fn an_accumulated_step_is_the_step_of_the_whole_batch() {
 
 #[test]
 fn the_reported_loss_is_the_mean_over_the_accumulated_batches() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let monitor = amp.monitor();
         let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
@@ -152,8 +149,7 @@ fn the_reported_loss_is_the_mean_over_the_accumulated_batches() {
 
 #[test]
 fn the_dashboard_shows_loss_scale_and_skipped_steps() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let directory = tempfile::tempdir().unwrap();
         let amp = amp(
             &device,
@@ -179,8 +175,7 @@ fn the_dashboard_shows_loss_scale_and_skipped_steps() {
 
 #[test]
 fn parameter_groups_have_the_paths_of_the_inner_model() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let before = bits(amp.model());
         let lr = ModuleLrScheduler::new(amp.lr_scheduler(0.0).unwrap()).with_group(
@@ -202,8 +197,7 @@ fn parameter_groups_have_the_paths_of_the_inner_model() {
 
 #[test]
 fn clones_and_forks_have_states_of_their_own() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let kept = Learner::new(amp, SgdConfig::new().init(), 0.1);
         let mut cloned = kept.clone();
@@ -226,8 +220,7 @@ fn clones_and_forks_have_states_of_their_own() {
 
 #[test]
 fn the_state_survives_validation_and_back() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(&device, FloatDType::F16, &scaler());
         let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.1);
         step(&mut learner, &samples_with_infinity(4, &[0]), &device);
@@ -245,8 +238,7 @@ fn the_state_survives_validation_and_back() {
 
 #[test]
 fn a_model_without_loss_scaling_takes_every_step() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let amp = amp(
             &device,
             FloatDType::BF16,
@@ -264,8 +256,7 @@ fn a_model_without_loss_scaling_takes_every_step() {
 
 #[test]
 fn a_step_is_the_step_of_the_plain_grad_scaler() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let config = GradScalerConfig::new(LossScale::Static(48.0)).with_max_norm(Some(0.01));
         let mut learner = Learner::new(
             amp(&device, FloatDType::F16, &config),

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::oneshot::{OneShot, Order, Preset, Target};
 
 use crate::checkpoints::near;
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
 use crate::{logit_error, parameter, small_llama, tokens};
 
 #[test]
@@ -123,8 +123,7 @@ fn skipped_paths_and_named_blocks() {
 
 #[test]
 fn burn_s_own_transformer_without_an_edit() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model: TransformerEncoder = TransformerEncoderConfig::new(8, 16, 2, 2)
             .with_dropout(0.0)
             .init(device);
@@ -140,9 +139,7 @@ fn burn_s_own_transformer_without_an_edit() {
             values(forward(&model, x.clone())),
             values(forward(&done.model, x)),
         );
-        for (before, after) in before.iter().zip(after) {
-            assert!((before - after).abs() < 0.1, "{after} instead of {before}");
-        }
+        assert_near!(before.iter(), after, 0.1);
     });
 }
 

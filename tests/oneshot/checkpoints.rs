@@ -10,17 +10,12 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::{Checkpoint, Windows};
 use crate::llama::{Cache, Llama};
-use crate::support::{each_device, parameters, tensor, values};
+use crate::support::{on_each, parameters, scratch, tensor, values};
 use crate::{small_llama, tokens};
 
 pub(crate) fn near(expected: &[f32], found: &[f32]) {
     assert_eq!(expected.len(), found.len());
-    for (expected, found) in expected.iter().zip(found) {
-        assert!(
-            (expected - found).abs() < 1e-4,
-            "{found} instead of {expected}"
-        );
-    }
+    assert_near!(expected.iter(), found, 1e-4);
 }
 
 /// Writes the small model with `[outputs, inputs]` matrices under other names.
@@ -107,7 +102,7 @@ fn names_of_meta_and_of_hugging_face_give_the_same_logits() {
             let Err(error) = Checkpoint::open(&file, None, 16) else {
                 panic!("nothing says how many heads there are");
             };
-            assert!(error.to_string().contains("--heads"), "{error}");
+            assert_says!(error, "--heads");
         }
     }
 }
@@ -194,8 +189,7 @@ fn checkpoints_of_other_networks_are_refused() {
         "score.weight",
     ] {
         copy_in_half(&file, &other, Some(name));
-        let error = refused(&other, 4);
-        assert!(error.contains(name), "{error}");
+        assert_says!(refused(&other, 4), name);
     }
     // The frequencies of the rotations are known without it.
     copy_in_half(
@@ -206,16 +200,14 @@ fn checkpoints_of_other_networks_are_refused() {
     Checkpoint::open(&other, Some(4), 16).unwrap();
     // Heads of 1 and 16 features, and a number that does not divide.
     for heads in [0, 1, 3, 16] {
-        let error = refused(&file, heads);
-        assert!(error.contains(&format!("{heads} heads")), "{error}");
+        assert_says!(refused(&file, heads), &format!("{heads} heads"));
     }
 }
 
 #[test]
 fn rotations_and_norms_are_those_that_are_said() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.safetensors");
+    let (_folder, file) = scratch("model.safetensors");
     write(&small_llama(&device), &file, false);
     let logits = |theta: f32, epsilon: f64| {
         let mut checkpoint = Checkpoint::open(&file, None, 16).unwrap();
@@ -235,8 +227,7 @@ fn rotations_and_norms_are_those_that_are_said() {
 
 #[test]
 fn token_by_token_with_a_cache_is_the_whole_sequence_at_once() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let done = OneShot::new(Preset::w4a16(8))
             .compress(small_llama(device), tokens(device), |model, x| {
                 model.forward(x)
@@ -255,8 +246,7 @@ fn token_by_token_with_a_cache_is_the_whole_sequence_at_once() {
 
 #[test]
 fn windows_of_tokens_are_i32() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("tokens.safetensors");
+    let (_folder, file) = scratch("tokens.safetensors");
     let bytes: Vec<u8> = (0..6i32).flat_map(|token| token.to_le_bytes()).collect();
     let view = TensorView::new(Dtype::I32, vec![2, 3], &bytes).unwrap();
     let wrong = tensor::<1>(1, [6], &Device::flex()).into_data();
@@ -274,11 +264,10 @@ fn windows_of_tokens_are_i32() {
     let Err(error) = Windows::load(&file, "calibration") else {
         panic!("F32 are no tokens");
     };
-    assert!(error.to_string().contains("I32"), "{error}");
+    assert_says!(error, "I32");
 
     assert_eq!(windows.check("eval", 6), Ok(()));
-    let error = windows.check("eval", 5).unwrap_err();
-    assert!(error.contains("token 5"), "{error}");
+    assert_says!(windows.check("eval", 5).unwrap_err(), "token 5");
     let below = Windows {
         length: 2,
         tokens: vec![3, -1],
@@ -288,8 +277,7 @@ fn windows_of_tokens_are_i32() {
 
 #[test]
 fn windows_without_a_token_to_predict_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("tokens.safetensors");
+    let (_folder, file) = scratch("tokens.safetensors");
     for shape in [[0, 4], [3, 1], [2, 0]] {
         let bytes = vec![0u8; 4 * shape[0] * shape[1]];
         let view = TensorView::new(Dtype::I32, shape.to_vec(), &bytes).unwrap();
@@ -297,7 +285,6 @@ fn windows_without_a_token_to_predict_are_refused() {
         let Err(error) = Windows::load(&file, "eval") else {
             panic!("{shape:?} was taken");
         };
-        let said = error.to_string();
-        assert!(said.contains(&format!("{shape:?}")), "{said}");
+        assert_says!(error, &format!("{shape:?}"));
     }
 }

@@ -6,7 +6,7 @@ use burn_lean::oneshot::{Compressed, OneShot, load_compressed};
 use crate::checkpoint::Windows;
 use crate::finetune::{Finetuning, finetune};
 use crate::llama::Llama;
-use crate::support::parameters;
+use crate::support::{parameters, scratch};
 use crate::{logit_error, parameter, small_llama, tokens};
 
 /// A small model, and what is left of it.
@@ -66,8 +66,7 @@ fn the_model_comes_closer_to_the_original_and_its_zeros_stay() {
         assert!(held.clone().any(|(old, new)| old != new), "{}", weight.path);
     }
     // Its file has what was learnt.
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.safetensors");
+    let (_folder, file) = scratch("model.safetensors");
     tuned.save(&file).unwrap();
     let loaded = load_compressed(small_llama(&device), &file).unwrap();
     assert_eq!(parameters(&loaded.model), parameters(&tuned.model));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::check::Expected;
 use crate::checkpoint::{Checkpoint, Windows};
 use crate::small_llama;
-use crate::support::values;
+use crate::support::{scratch, values};
 
 /// Two windows of ten tokens.
 fn windows() -> Windows {
@@ -54,8 +54,7 @@ fn figures(device: &Device) -> Value {
 }
 
 fn checked(figures: &Value, device: &Device) -> Result<(), String> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("expected.json");
+    let (_folder, file) = scratch("expected.json");
     std::fs::write(&file, figures.to_string()).unwrap();
     let found = Expected::load(&file)?.check(&small_llama(device), &windows(), 2, device)?;
     assert_eq!(found.tokens, 8);
@@ -79,18 +78,18 @@ fn what_is_off_is_named() {
     };
     let more = |value: &mut Value, by: f64| *value = json!(value.as_f64().unwrap() + by);
     let error = wrong(&|all| more(&mut all["logits"]["7"][3], 2e-3));
-    assert!(error.contains("token 3 at position 7"), "{error}");
+    assert_says!(error, "token 3 at position 7");
     let error = wrong(&|all| more(&mut all["mean_nll_per_eval_window"][1], 2e-4));
-    assert!(error.contains("window 1"), "{error}");
+    assert_says!(error, "window 1");
     let error = wrong(&|all| {
         let old = all["greedy_from_bos_100"][5].as_i64().unwrap();
         all["greedy_from_bos_100"][5] = json!((old + 1) % 24);
     });
-    assert!(error.contains("generated token 5"), "{error}");
+    assert_says!(error, "generated token 5");
     let error = wrong(&|all| all["mean_nll_per_eval_window"] = json!([1.0]));
-    assert!(error.contains("2 windows, expected 1"), "{error}");
+    assert_says!(error, "2 windows, expected 1");
     let error = wrong(&|all| all["logits"]["12"] = json!([0.0]));
-    assert!(error.contains("position 12"), "{error}");
+    assert_says!(error, "position 12");
     assert!(Expected::load(Path::new("no such file")).is_err());
 }
 

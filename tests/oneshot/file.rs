@@ -6,13 +6,12 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_lean::oneshot::{OneShot, OneShotError, Preset, Report, load_compressed};
 
-use crate::support::{each_device, parameters, tensor, with_numbers};
+use crate::support::{on_each, parameters, scratch, tensor, with_numbers};
 use crate::{small_llama, tokens};
 
 #[test]
 fn a_model_comes_back_bit_by_bit_from_a_smaller_file() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let folder = tempfile::tempdir().unwrap();
         for name in [
             "w4a16-g6",
@@ -51,10 +50,9 @@ fn a_model_comes_back_bit_by_bit_from_a_smaller_file() {
 #[test]
 fn files_that_do_not_fit_are_refused_with_the_model() {
     let device = burn::tensor::Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.safetensors");
+    let (_folder, file) = scratch("model.safetensors");
     let error = load_compressed(small_llama(&device), &file).unwrap_err();
-    assert!(matches!(error.error(), OneShotError::File { .. }));
+    assert_matches!(error.error(), OneShotError::File { .. });
 
     let done = OneShot::new(Preset::w4a16(8))
         .compress(small_llama(&device), tokens(&device), |model, x| {
@@ -69,8 +67,7 @@ fn files_that_do_not_fit_are_refused_with_the_model() {
 
     fs::write(&file, &bytes).unwrap();
     let linear: burn::nn::Linear = burn::nn::LinearConfig::new(3, 2).init(&device);
-    let error = load_compressed(linear, &file).unwrap_err();
-    assert!(error.to_string().contains("weight"), "{error}");
+    assert_says!(load_compressed(linear, &file).unwrap_err(), "weight");
 }
 
 /// Whichever way a constant matrix is read, it gives the same numbers.
@@ -94,8 +91,7 @@ fn a_constant_weight_lies_in_the_file_as_in_its_parameter() {
         net.iter().fold(x, |x, layer| layer.forward(x))
     });
     let done = done.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.safetensors");
+    let (_folder, file) = scratch("model.safetensors");
     done.save(&file).unwrap();
     let loaded = load_compressed(net(), &file).unwrap();
     assert_eq!(parameters(&loaded.model), parameters(&done.model));

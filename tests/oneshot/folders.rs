@@ -178,7 +178,7 @@ fn a_block_opens_its_shards_alone() {
         let Err(error) = checkpoint.block(number, &device) else {
             panic!("block {number} is in shard {shard}, which is not there");
         };
-        assert!(error.to_string().contains(&shard_name(shard)), "{error}");
+        assert_says!(error, &shard_name(shard));
     }
 }
 
@@ -193,8 +193,7 @@ fn a_tied_head_is_the_embedding_even_where_another_one_is_stored() {
     assert_ne!(logits(&checkpoint.load(&device).unwrap()), own);
     let folder = Folder::new(false);
     folder.set("tie_word_embeddings", json!(false));
-    let error = folder.refused(None).to_string();
-    assert!(error.contains("lm_head.weight"), "{error}");
+    assert_says!(folder.refused(None), "lm_head.weight");
 }
 
 #[test]
@@ -249,7 +248,7 @@ fn options_that_say_something_else_than_the_configuration_are_refused() {
         ),
     ] {
         for word in ["config.json"].into_iter().chain(words) {
-            assert!(error.contains(word), "{error}");
+            assert_says!(error, word);
         }
     }
     let same = Checkpoint::open(folder.path(), Some(4), 16).unwrap();
@@ -300,7 +299,7 @@ fn configurations_of_other_networks_are_refused_by_what_they_say() {
         };
         assert_eq!(found, key);
         for word in ["config.json", key, word] {
-            assert!(said.contains(word), "{said}");
+            assert_says!(said, word);
         }
     }
     // Sizes that the weights do not have.
@@ -315,7 +314,7 @@ fn configurations_of_other_networks_are_refused_by_what_they_say() {
         folder.set(key, json!(value));
         let said = folder.refused(None).to_string();
         for word in ["config.json", key, &value.to_string(), found] {
-            assert!(said.contains(word), "{said}");
+            assert_says!(said, word);
         }
     }
 }
@@ -367,7 +366,7 @@ fn folders_that_are_damaged_or_reach_outside_are_refused() {
     fs::copy(whole, folder.shard_path(3)).unwrap();
     folder.write_index(&sound);
     let error = folder.refused(None);
-    assert!(matches!(error, CheckpointError::Twice { .. }), "{error}");
+    assert_matches!(error, CheckpointError::Twice { .. });
 
     let cut = |file: &Path| {
         let bytes = fs::read(file).unwrap();
@@ -385,11 +384,7 @@ fn folders_that_are_damaged_or_reach_outside_are_refused() {
     cut(&folder.shard_path(3));
     cut(&index);
     fs::remove_file(&index).unwrap();
-    let error = folder.refused(None);
-    assert!(
-        matches!(error, CheckpointError::NoWeights { .. }),
-        "{error}"
-    );
+    assert_matches!(folder.refused(None), CheckpointError::NoWeights { .. });
     let whole = folder.whole.path().join("model.safetensors");
     fs::copy(whole, folder.path().join("model.safetensors")).unwrap();
     cut(&folder.path().join("config.json"));

@@ -1,5 +1,6 @@
 //! One-shot compression as its users see it, on a small Llama and on single layers.
 
+#[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 

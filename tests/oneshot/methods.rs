@@ -10,7 +10,7 @@ use burn_lean::oneshot::{
 };
 
 use crate::parameter;
-use crate::support::{each_device, numbers, tensor, values, with_numbers};
+use crate::support::{each_device, numbers, on_each, tensor, values, with_numbers};
 
 const INPUTS: usize = 12;
 const OUTPUTS: usize = 5;
@@ -456,8 +456,7 @@ impl Chain {
 
 #[test]
 fn factors_move_without_a_change_of_the_model() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let linear = |from, to| LinearConfig::new(from, to).init(device);
         let model = Chain {
             norm: RmsNormConfig::new(8).init(device),
@@ -492,12 +491,7 @@ fn factors_move_without_a_change_of_the_model() {
                 values(done.forward(x.clone())),
             );
             let size = before.iter().fold(0.0f32, |most, y| most.max(y.abs()));
-            for (before, after) in before.iter().zip(after) {
-                assert!(
-                    (before - after).abs() < 0.03 * size,
-                    "{after} instead of {before}"
-                );
-            }
+            assert_near!(before.iter(), after, 0.03 * size);
         }
     });
 }
@@ -587,7 +581,6 @@ fn zeros_move_only_where_there_are_some_and_codes_are_searched() {
         .with_prune(prune)
         .with_quantize(quantize(Rounding::Nearest));
     for preset in [dense, nearest] {
-        let error = preset.validate().unwrap_err().to_string();
-        assert!(error.contains("exchange_zeros"), "{error}");
+        assert_says!(preset.validate().unwrap_err(), "exchange_zeros");
     }
 }

@@ -13,7 +13,7 @@ use burn_lean::quant::{
 };
 
 use crate::llama::Llama;
-use crate::support::{each_device, parameters, values, with_numbers};
+use crate::support::{each_device, on_each, parameters, values, with_numbers};
 use crate::{small_llama, tokens};
 
 fn compressed(preset: &str, device: &Device) -> Compressed<Llama> {
@@ -104,10 +104,7 @@ fn an_export_has_the_codes_and_the_engine_the_outputs() {
     let (floats, expected) = exported(&done.model);
     let (codes, found) = exported(&done.clone().prepare(None).unwrap().model);
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    for (found, expected) in found.iter().zip(&expected) {
-        let off = (found - expected).abs();
-        assert!(off <= 2e-5 * largest, "{found} {expected}");
-    }
+    assert_near!(found.iter(), &expected, 2e-5 * largest);
     let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
     // Three bytes of four go; scales and nodes come.
     assert!(codes < floats - weights, "{codes} of {floats}");
@@ -132,8 +129,7 @@ impl Own {
 
 #[test]
 fn groups_that_cut_windows_stay_float_and_own_matrices_do_not() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Own {
             conv: Conv2dConfig::new([4, 6], [3, 3]).init(device),
             matrix: Param::from_tensor(Tensor::zeros([6, 8], device)),
@@ -155,7 +151,7 @@ fn groups_that_cut_windows_stay_float_and_own_matrices_do_not() {
         let prepared = done.clone().prepare(None).unwrap();
         assert_eq!(prepared.left_float, []);
         assert_eq!(quantized_weights(&prepared.model).unwrap().len(), 2);
-        assert!(same(&prepared.model, &done.model), "{}", target.name);
+        assert!(same(&prepared.model, &done.model));
 
         let done = of_groups(4);
         let prepared = done.clone().prepare(None).unwrap();
@@ -163,11 +159,11 @@ fn groups_that_cut_windows_stay_float_and_own_matrices_do_not() {
             panic!("{:?}", prepared.left_float)
         };
         assert_eq!(path, "conv.weight");
-        assert!(why.contains("windows of 9"), "{why}");
+        assert_says!(why, "windows of 9");
         let quantized = quantized_weights(&prepared.model).unwrap();
         let paths: Vec<&str> = quantized.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(paths, ["matrix"]);
-        assert!(same(&prepared.model, &done.model), "{}", target.name);
+        assert!(same(&prepared.model, &done.model));
     });
 }
 

@@ -8,7 +8,7 @@ use burn_lean::quant::QuantizedForward;
 
 use crate::checkpoints::near;
 use crate::llama::{Cache, Llama};
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{on_each, parameters, tensor, values, with_numbers};
 use crate::{logit_error, small_llama, tokens};
 
 /// Each row at the nearest of 2·most + 1 multiples of its scale.
@@ -65,8 +65,7 @@ fn prepared(device: &Device) -> (Compressed<Llama>, Llama) {
 
 #[test]
 fn a_prepared_llama_rounds_inputs_of_its_compressed_layers_alone() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let (done, model) = prepared(device);
         // The grid of the weights gives back what is on it.
         let weights = parameters(&model.clone().materialize());
@@ -91,8 +90,7 @@ fn a_prepared_llama_rounds_inputs_of_its_compressed_layers_alone() {
 /// The cache goes in with the tokens and comes back with the logits, keys and values in 8 bits.
 #[test]
 fn a_recorded_pass_generates_with_a_cache() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let (_, model) = prepared(device);
         let batch = tokens(device).remove(1);
         for format in [KvFormat::Float, KvFormat::Int8] {

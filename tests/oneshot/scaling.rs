@@ -5,7 +5,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNor
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::oneshot::{Compressed, OneShot, Preset, Quantize, Rounding, Scaling};
 
-use crate::support::{cast, each_device, parameters, tensor, values, with_numbers};
+use crate::support::{cast, on_each, parameters, tensor, values, with_numbers};
 
 /// Layers that read one norm, as queries, keys and values do.
 #[derive(Module, Debug)]
@@ -49,20 +49,14 @@ fn scaled<M: Module, const D: usize>(
     let done = done.unwrap();
     let after = values(forward(&done.model, x));
     let size = before.iter().fold(0.0f32, |most, y| most.max(y.abs()));
-    for (before, after) in before.iter().zip(after) {
-        assert!(
-            (before - after).abs() < 0.03 * size,
-            "{after} instead of {before}"
-        );
-    }
+    assert_near!(before.iter(), after, 0.03 * size);
     done
 }
 
 /// Burn's linear layers reshape a batch of short sequences into rows, each for itself.
 #[test]
 fn sequences_in_a_batch_are_scaled_as_their_rows_are() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Normed::new(3, device);
         let rows = tensor::<2>(7, [48, 8], device) * spread(device).unsqueeze();
         let sequences = rows.clone().reshape([16, 3, 8]);

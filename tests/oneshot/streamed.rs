@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoints::{near, write};
 use crate::llama::LoneBlock;
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{on_each, parameters, tensor, values, with_numbers};
 use crate::{small_llama, tokens};
 
 /// The small model in a file.
@@ -28,8 +28,7 @@ fn file() -> (TempDir, PathBuf) {
 #[test]
 fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
     let (folder, file) = file();
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let checkpoint = Checkpoint::open(&file, None, 16).unwrap();
         let ends = checkpoint.ends(device).unwrap();
         let mut by_block: Preset = "sparse-2:4".parse().unwrap();
@@ -86,8 +85,7 @@ fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
 #[test]
 fn blocks_that_round_their_inputs_are_those_of_the_whole_model() {
     let (_folder, file) = file();
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let checkpoint = Checkpoint::open(&file, None, 16).unwrap();
         let ends = checkpoint.ends(device).unwrap();
         let rounds = Activations::new(8);
@@ -236,13 +234,13 @@ fn what_is_wrong_in_a_block_is_said_with_its_name() {
     };
     assert_eq!(never.map(|_| ()).unwrap_err(), expected);
     let named = Preset::w4a16(4).with_blocks(Some(vec!["linear".into()]));
-    assert!(matches!(
+    assert_matches!(
         run(named, 32),
         OneShotError::Invalid {
             field: "blocks",
             ..
         }
-    ));
+    );
     let none = OneShot::new(Preset::w8a16()).compress_blocks(
         Vec::<Tensor<2>>::new(),
         (0..1).map(|_| -> Result<_, OneShotError> {
@@ -251,5 +249,5 @@ fn what_is_wrong_in_a_block_is_said_with_its_name() {
         |layer: &Linear, x| layer.forward(x),
         |_, _| Ok(()),
     );
-    assert!(matches!(none.unwrap_err(), OneShotError::Graph(_)));
+    assert_matches!(none.unwrap_err(), OneShotError::Graph(_));
 }

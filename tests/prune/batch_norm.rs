@@ -164,25 +164,19 @@ fn a_forward_pass_that_panics_costs_no_model() {
     let batches = [2, 5].map(|channels| tensor::<4>(1, [3, channels, 4, 4], &device));
     let refused = recompute_batch_norm(net, Net::forward, batches.clone()).unwrap_err();
     let (net, error) = refused.into_parts();
-    assert!(
-        matches!(
-            error,
-            PruneError::Panics {
-                closure: "forward pass",
-                ..
-            }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        PruneError::Panics {
+            closure: "forward pass",
+            ..
+        }
     );
     let error = mean_loss(&net, |net, x| net.forward(x).mean(), &batches).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            PruneError::Panics {
-                closure: "loss",
-                ..
-            }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        PruneError::Panics {
+            closure: "loss",
+            ..
+        }
     );
 }

@@ -98,8 +98,7 @@ fn rows_are_the_slopes_of_the_deployed_loss() {
                 let gradient = f64::from(row[index]);
                 assert!(
                     (slope - gradient).abs() < 1e-3,
-                    "{}: weight {index}: {gradient} is not {slope}",
-                    target.name
+                    "weight {index}: {gradient} is not {slope}"
                 );
             }
         }
@@ -208,7 +207,7 @@ fn bad_loaders_are_typed_errors() {
         run(FisherConfig::new(0), loader(2, 2, &device)),
         PruneError::NoSamples
     );
-    assert!(matches!(
+    assert_matches!(
         run(
             FisherConfig::new(2).with_batch_size(0),
             loader(2, 2, &device)
@@ -217,7 +216,7 @@ fn bad_loaders_are_typed_errors() {
             field: "batch_size",
             ..
         }
-    ));
+    );
     assert_eq!(
         run(FisherConfig::new(5), loader(3, 2, &device)),
         PruneError::LoaderEnded {
@@ -294,7 +293,7 @@ fn a_gradient_that_is_no_number_is_named() {
                     "{path}"
                 );
             }
-            other => panic!("{}: {other:?}", target.name),
+            other => panic!("{other:?}"),
         }
     });
 }
@@ -311,10 +310,7 @@ fn a_loss_without_gradient_is_refused() {
         |net, batch| net.loss(batch).detach(),
         loader(1, 1, &device),
     );
-    assert!(
-        matches!(detached, Err(PruneError::Loss { .. })),
-        "{detached:?}"
-    );
+    assert_matches!(detached, Err(PruneError::Loss { .. }));
     let unreduced = config.collect(
         &net,
         &selection,
@@ -322,7 +318,7 @@ fn a_loss_without_gradient_is_refused() {
         loader(1, 1, &device),
     );
     match unreduced {
-        Err(PruneError::Loss { reason }) => assert!(reason.contains("3 elements"), "{reason}"),
+        Err(PruneError::Loss { reason }) => assert_says!(reason, "3 elements"),
         other => panic!("{other:?}"),
     }
     // The layers do not take such an input.
@@ -333,7 +329,7 @@ fn a_loss_without_gradient_is_refused() {
         loader(1, 1, &device),
     );
     match wrong {
-        Err(PruneError::Loss { reason }) => assert!(reason.contains("panics"), "{reason}"),
+        Err(PruneError::Loss { reason }) => assert_says!(reason, "panics"),
         other => panic!("{other:?}"),
     }
 }

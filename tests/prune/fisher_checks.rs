@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::prune::{Fisher, FisherConfig, PruneError, Selection, fisher::GradientMethod};
 
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{on_each, tensor, with_numbers};
 
 /// Sequences `[batch, length, 3]`, and 1 for each token that counts `[batch, length]`.
 type Sequences = (Tensor<3>, Tensor<2>);
@@ -50,8 +50,7 @@ fn assert_same(found: &Fisher, plain: &Fisher) {
 
 #[test]
 fn a_masked_mean_is_found_out_where_its_first_sequences_are_equally_long() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let lengths: Vec<usize> = (0..20).map(|at| 1 + at % LENGTH).collect();
         let batches = [
             sequences(1, &[LENGTH; 64], device),
@@ -61,7 +60,7 @@ fn a_masked_mean_is_found_out_where_its_first_sequences_are_equally_long() {
         ];
         let [found, plain] = both(&batches, device);
         let reason = found.report.fallback.clone().unwrap();
-        assert!(reason.contains("its loss is not their mean"), "{reason}");
+        assert_says!(reason, "its loss is not their mean");
         assert_same(&found, &plain);
     });
 }
@@ -112,8 +111,5 @@ fn a_plain_row_that_is_no_number_does_not_agree_with_one_that_is() {
     let batch = tensor::<2>(2, [4, 3], &device);
     let collected = FisherConfig::new(4).collect(&linear, &selection, loss, [batch]);
     let error = collected.map(|fisher| fisher.report).unwrap_err();
-    assert!(
-        matches!(error, PruneError::NonFiniteGradient { .. }),
-        "{error}"
-    );
+    assert_matches!(error, PruneError::NonFiniteGradient { .. });
 }

@@ -4,7 +4,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{Budget, GradientMatrix, Layout, Problem, PruneError, SolverConfig, solve};
 
 use crate::reference::{Plain, vector};
-use crate::support::{each_device, tensor};
+use crate::support::{each_device, on_each, tensor};
 
 #[test]
 fn rows_that_are_pushed_are_the_matrix() {
@@ -37,7 +37,7 @@ fn half_storage_solves_the_problem_of_the_rounded_gradients() {
         if !target.device.supports_dtype(FloatDType::BF16) {
             let refused =
                 GradientMatrix::with_capacity(1, 1, FloatDType::BF16, &target.device).unwrap_err();
-            assert!(matches!(refused, PruneError::UnsupportedDtype { .. }));
+            assert_matches!(refused, PruneError::UnsupportedDtype { .. });
             return;
         }
         let mut gradients =
@@ -72,14 +72,14 @@ fn a_matrix_refuses_rows_it_was_not_made_for() {
         }
     );
     let many = gradients.push(Tensor::zeros([3, 3], &device)).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         many,
         PruneError::Mismatch {
             expected: 2,
             found: 3,
             ..
         }
-    ));
+    );
     assert_eq!(gradients.filled(), 0);
 
     let none = GradientMatrix::with_capacity(0, 3, FloatDType::F32, &device).unwrap_err();
@@ -87,13 +87,13 @@ fn a_matrix_refuses_rows_it_was_not_made_for() {
     let none = GradientMatrix::with_capacity(2, 0, FloatDType::F32, &device).unwrap_err();
     assert_eq!(none, PruneError::NoPrunableParameter);
     let wide = GradientMatrix::with_capacity(2, 3, FloatDType::F64, &device).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         wide,
         PruneError::UnsupportedDtype {
             dtype: FloatDType::F64,
             ..
         }
-    ));
+    );
 }
 
 #[test]
@@ -127,8 +127,7 @@ fn shards_of_the_fisher_samples_are_the_whole_to_the_bit() {
         let solution = solve(&problem, &config).unwrap();
         (solution.support, solution.objective)
     };
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let whole = GradientMatrix::from_tensor(rows(0..12, device)).unwrap();
         let mut open = GradientMatrix::with_capacity(9, 30, FloatDType::F32, device).unwrap();
         // Of the room for nine rows four are filled.
@@ -148,16 +147,16 @@ fn shards_of_the_fisher_samples_are_the_whole_to_the_bit() {
     let other = GradientMatrix::from_tensor(tensor(1, [2, 7], &Device::flex())).unwrap();
     let one = GradientMatrix::from_tensor(rows(0..2, &Device::flex())).unwrap();
     let refused = GradientMatrix::concat(&[one, other]).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         refused,
         PruneError::Mismatch {
             expected: 30,
             found: 7,
             ..
         }
-    ));
-    assert!(matches!(
+    );
+    assert_matches!(
         GradientMatrix::concat(&[]).unwrap_err(),
         PruneError::NoSamples
-    ));
+    );
 }

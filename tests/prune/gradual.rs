@@ -114,11 +114,11 @@ fn gradual_pruning_resumes_and_refuses_bad_rates() {
             |model, _| Ok(model),
         )
         .unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         rejected.error(),
         PruneError::InvalidConfig {
             field: "learning_rate",
             ..
         }
-    ));
+    );
 }

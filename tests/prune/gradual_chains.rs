@@ -11,7 +11,7 @@ use burn_lean::prune::{
 use burn_lean::quant::{ConvertConfig, QatConfig, WeightQuantizer, advance, quantizers};
 use burn_lean::reparam::{ChainReparameterizer, find};
 
-use crate::support::{Perceptron, each_device, tensor};
+use crate::support::{Perceptron, on_tracked, tensor};
 
 fn net(device: &Device) -> Perceptron {
     Perceptron::new([8, 8, 4], 1, device)
@@ -81,8 +81,7 @@ fn half() -> [AutocastConfig; 2] {
 
 #[test]
 fn a_model_in_mixed_precision_is_pruned_gradually_over_its_master_weights() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for config in half() {
             let net = net(&device);
             let masks = keeping_all(&net).reparameterizer(&net).unwrap();
@@ -101,8 +100,7 @@ fn a_model_in_mixed_precision_is_pruned_gradually_over_its_master_weights() {
 
 #[test]
 fn a_quantized_model_is_pruned_gradually_and_converts_with_its_zeros() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let net = net(&device);
         let chain = ChainReparameterizer::new(
             keeping_all(&net).reparameterizer(&net).unwrap(),
@@ -123,18 +121,14 @@ fn a_quantized_model_is_pruned_gradually_and_converts_with_its_zeros() {
             assert!(WeightQuantizer::of(&layer.weight).is_some());
         }
         let (converted, _) = ConvertConfig::new().convert(pruned.model.valid()).unwrap();
-        assert!(matches!(
-            converted.first.weight.base().dtype(),
-            DType::QFloat(_)
-        ));
+        assert_matches!(converted.first.weight.base().dtype(), DType::QFloat(_));
         assert!(zeros(&converted) >= 0.75);
     });
 }
 
 #[test]
 fn all_three_act_on_one_weight() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for config in half() {
             let net = net(&device);
             let chain = ChainReparameterizer::new(

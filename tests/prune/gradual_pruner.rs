@@ -15,7 +15,7 @@ use burn_lean::prune::{
 use burn_lean::reparam::{Rejected, attached};
 
 use crate::pruner::{self, config, pairs};
-use crate::support::{Perceptron, each_device, tensor, values, with_numbers};
+use crate::support::{Perceptron, on_each, on_tracked, tensor, values, with_numbers};
 
 /// 16 × 12 + 12 × 4 = 240 weights.
 fn net(device: &Device) -> Perceptron {
@@ -63,8 +63,7 @@ fn distance(dense: &Perceptron, net: &Perceptron) -> f32 {
 
 #[test]
 fn by_magnitude_the_largest_weights_of_each_stage_stay_as_they_are() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let dense = net(&device);
         let pruned = run(
             &gradual(StageMethod::Magnitude, 0, 0),
@@ -95,8 +94,7 @@ fn by_magnitude_the_largest_weights_of_each_stage_stay_as_they_are() {
 
 #[test]
 fn training_between_the_stages_holds_the_zeros_and_brings_the_net_back() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
             let dense = net(&device).valid();
             let mut zeros = Vec::new();
@@ -136,8 +134,7 @@ fn training_between_the_stages_holds_the_zeros_and_brings_the_net_back() {
 
 #[test]
 fn one_stage_layer_by_layer_is_the_pruner() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let mut gradual = GradualPruner::new(Budget::Sparsity(0.8), 1, 0, 0);
         gradual.method = StageMethod::Layerwise;
         gradual.seed = 3;
@@ -181,8 +178,7 @@ impl Normed {
 
 #[test]
 fn statistics_of_every_stage_are_those_of_its_pruned_weights() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let batches = |seed: u64| [tensor::<4>(seed, [8, 2, 5, 5], device)];
         let recalibrated = |net: Normed, seed| {
             let look = |net: &Normed, x: &Tensor<4>| net.forward(x.clone());
@@ -215,9 +211,7 @@ fn statistics_of_every_stage_are_those_of_its_pruned_weights() {
             for (found, expected) in seen {
                 let expected = values(expected.norm.running_mean.value_sync());
                 // Means of numbers of order one, summed in another order.
-                for (found, expected) in found.iter().zip(expected) {
-                    assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-                }
+                assert_near!(found.iter(), expected, 1e-4);
             }
         }
     });
@@ -242,9 +236,7 @@ fn the_training_of_a_stage_comes_at_once_where_it_is_asked_for() {
         panic!("{seen:?}");
     };
     assert_eq!((stage, stages, epochs), (2, 3, 4));
-    for (rate, expected) in rates.into_iter().zip([0.1, 0.5 * (0.1 + 1e-5), 1e-5]) {
-        assert!((rate - expected).abs() < 1e-12, "{rate} {expected}");
-    }
+    assert_near!(rates.into_iter(), [0.1, 0.5 * (0.1 + 1e-5), 1e-5], 1e-12);
 }
 
 #[test]
@@ -300,13 +292,13 @@ fn what_cannot_be_done_is_refused_with_the_model() {
         );
     }
     let error = with(&|gradual| gradual.stages = 0);
-    assert!(matches!(
+    assert_matches!(
         error,
         PruneError::InvalidConfig {
             field: "stages",
             ..
         }
-    ));
+    );
     let error = with(&|gradual| gradual.pruner.budget = Budget::Sparsity(1.0));
     assert_eq!(error, PruneError::Sparsity { sparsity: 1.0 });
 
@@ -354,8 +346,7 @@ fn a_budget_of_half_or_less_is_pruned_to_at_once() {
 
 #[test]
 fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_numbers() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let dense = net(&device).valid();
         for method in [StageMethod::Magnitude, StageMethod::Layerwise] {
             // Training that depends on the model and the epoch alone.
@@ -433,10 +424,7 @@ fn a_model_that_comes_back_without_its_masks_is_refused_with_it() {
         |net, _| folded(net),
     );
     let (model, error) = refused.unwrap_err().into_parts();
-    assert!(
-        matches!(error, PruneError::MasksLost { stage: 2, .. }),
-        "{error}"
-    );
+    assert_matches!(error, PruneError::MasksLost { stage: 2, .. });
     assert!(attached(&model).is_empty());
 
     let (net, folded) = (pruner::net(&device), |net: Perceptron| {
@@ -450,8 +438,5 @@ fn a_model_that_comes_back_without_its_masks_is_refused_with_it() {
         |net, _| folded(net),
     );
     let error = refused.unwrap_err().into_error();
-    assert!(
-        matches!(error, PruneError::MasksLost { stage: 0, .. }),
-        "{error}"
-    );
+    assert_matches!(error, PruneError::MasksLost { stage: 0, .. });
 }

@@ -387,16 +387,13 @@ fn what_does_not_fit_is_refused_by_name() {
     for (reason, layers) in layers {
         match refused(all(layers)) {
             error @ PruneError::LayerGrid { .. } => {
-                assert!(error.to_string().contains(reason), "{error}");
+                assert_says!(error, reason);
             }
             other => panic!("{reason}: {other:?}"),
         }
     }
     let unknown = refused(all(vec![LayerGrid::new("fc", vec![1], (-1, 1))]));
-    assert!(
-        matches!(unknown, PruneError::UnknownLayer { .. }),
-        "{unknown}"
-    );
+    assert_matches!(unknown, PruneError::UnknownLayer { .. });
     let one = || vec![shared((-1, 1))];
     let cases = [
         ("grid.layers", all(Vec::new())),

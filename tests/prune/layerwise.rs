@@ -18,7 +18,9 @@ use burn_lean::prune::{
 use burn_lean::quant::fold_for;
 
 use crate::layerwise_shared::SHARES;
-use crate::support::{cast, each_device, numbers, parameters, tensor, values, with_numbers};
+use crate::support::{
+    cast, each_device, numbers, on_each, parameters, tensor, values, with_numbers,
+};
 
 /// Inputs whose features depend on each other, in batches.
 pub(crate) fn features(
@@ -65,8 +67,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn outputs_stay_nearer_than_those_of_magnitude() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = Mlp::new(device);
         let inputs = features(5, 60, 12, device);
         let fresh = features(9, 60, 12, device).pop().unwrap();
@@ -93,8 +94,7 @@ fn outputs_stay_nearer_than_those_of_magnitude() {
 /// The same numbers by hand: one layer, the support that was found, its normal equations.
 #[test]
 fn the_values_of_a_layer_are_least_squares() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(device), 5);
         let inputs = features(2, 50, 6, device);
         let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_effort(Effort::Quick);
@@ -173,8 +173,7 @@ fn images(batches: usize, device: &Device) -> Vec<Tensor<4>> {
 /// network be another one.
 #[test]
 fn a_folded_batch_norm_is_no_normalization_and_stays() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let inputs = images(3, device);
         let forward = |model: &ConvNet, x| model.forward(x);
         let folded = fold_for(ConvNet::new(device), inputs[0].clone(), forward).unwrap();
@@ -207,8 +206,7 @@ fn a_folded_batch_norm_is_no_normalization_and_stays() {
 /// The statistics of what the pruned convolution returns; those of the caller's model stay.
 #[test]
 fn batch_norm_is_measured_behind_the_pruned_layer() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = ConvNet::new(device);
         let before = values(model.norm.running_mean.value_sync());
         let inputs = images(3, device);
@@ -227,9 +225,7 @@ fn batch_norm_is_measured_behind_the_pruned_layer() {
             .reshape([8, -1]);
         let (variance, mean) = seen.var_mean_bias(1);
         let near = |found: Vec<f32>, expected: Vec<f32>| {
-            for (found, expected) in found.iter().zip(&expected) {
-                assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-            }
+            assert_near!(found.iter(), &expected, 1e-4);
         };
         near(
             values(pruned.model.norm.running_mean.value_sync()),
@@ -252,8 +248,7 @@ fn batch_norm_is_measured_behind_the_pruned_layer() {
 /// 2:4 along the channels of a convolution and the inputs of a linear layer, groups included.
 #[test]
 fn patterns_hold_along_the_reduction_axis() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for candidates in [false, true] {
             let mut pruner = Pruner::new(Budget::Pattern);
             pruner.pattern = SparsityPattern::NM { n: 2, m: 4 };
@@ -421,11 +416,7 @@ fn held_out_examples_choose_among_candidates() {
     assert!(configured.disagreement <= magnitude.disagreement);
     assert!(configured.standard_error > 0.0 && report.can_tell);
     assert_eq!(report.chosen, Candidate::Configured);
-    let text = report.to_string();
-    assert!(
-        text.contains("* Configured") && text.contains("  Magnitude"),
-        "{text}"
-    );
+    assert_says!(report, "* Configured", "  Magnitude");
     // Of candidates that are the same, none can be told from the other.
     pruner.support = SupportMethod::Magnitude;
     let inputs = features(5, 60, 12, &device);
@@ -501,33 +492,30 @@ fn what_cannot_be_pruned_so_is_refused_with_the_way_that_is_left() {
     let mut groups = Pruner::new(Budget::Sparsity(0.5));
     groups.pattern = SparsityPattern::Groups(Groups::Outputs);
     let error = refused(groups);
-    assert!(matches!(error, PruneError::NotLayerwise { .. }), "{error}");
-    assert!(error.to_string().contains("PrunerConfig"), "{error}");
+    assert_matches!(error, PruneError::NotLayerwise { .. });
+    assert_says!(error, "PrunerConfig");
     let flops = Budget::Flops {
         kept: 0.5,
         sparsity: None,
     };
-    assert!(matches!(
-        refused(Pruner::new(flops)),
-        PruneError::NotLayerwise { .. }
-    ));
+    assert_matches!(refused(Pruner::new(flops)), PruneError::NotLayerwise { .. });
     let error = refused(Pruner::new(Budget::Sparsity(1.5)));
-    assert!(matches!(error, PruneError::Sparsity { .. }));
+    assert_matches!(error, PruneError::Sparsity { .. });
     let mut pruner = Pruner::new(Budget::Sparsity(0.5));
     pruner.ridge = f64::NAN;
-    assert!(matches!(
+    assert_matches!(
         refused(pruner.clone()),
         PruneError::InvalidConfig { field: "ridge", .. }
-    ));
+    );
     pruner.ridge = 0.01;
     pruner.examples = 0;
-    assert!(matches!(
+    assert_matches!(
         refused(pruner),
         PruneError::InvalidConfig {
             field: "examples",
             ..
         }
-    ));
+    );
 
     let pruner = Pruner::new(Budget::Sparsity(0.5));
     let none: [Tensor<2>; 0] = [];
@@ -544,8 +532,8 @@ fn what_cannot_be_pruned_so_is_refused_with_the_way_that_is_left() {
         .prune(model.clone(), reads, inputs())
         .unwrap_err()
         .into_error();
-    assert!(matches!(error, PruneError::NotRecorded { .. }), "{error}");
-    assert!(error.to_string().contains("PrunerConfig"), "{error}");
+    assert_matches!(error, PruneError::NotRecorded { .. });
+    assert_says!(error, "PrunerConfig");
     let broken = inputs().into_iter().map(|x| x * f32::NAN);
     let error = pruner
         .prune(model.clone(), |m, x| m.forward(x), broken)
@@ -559,10 +547,7 @@ fn what_cannot_be_pruned_so_is_refused_with_the_way_that_is_left() {
         .prune(masked, |m, x| m.forward(x), inputs())
         .unwrap_err()
         .into_error();
-    assert!(
-        matches!(error, PruneError::CarriesReparameterization { .. }),
-        "{error}"
-    );
+    assert_matches!(error, PruneError::CarriesReparameterization { .. });
 }
 
 #[test]

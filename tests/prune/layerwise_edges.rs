@@ -418,7 +418,7 @@ fn a_batch_that_an_operation_panics_at_costs_no_model() {
     let PruneError::NotRecorded { source } = &error else {
         panic!("{error}");
     };
-    assert!(matches!(source, GraphError::Panics { .. }), "{source}");
+    assert_matches!(source, GraphError::Panics { .. });
     assert_eq!(model.0.weight.dims(), [5, 4]);
 }
 

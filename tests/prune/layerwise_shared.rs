@@ -245,15 +245,12 @@ fn a_budget_of_each_layer_is_not_shared_in_another_way() {
         };
         assert_eq!(prune(Shares::Magnitude).unwrap().masks.nonzeros(), 9);
         let error = prune(Shares::Lamp).unwrap_err().into_error();
-        assert!(
-            matches!(
-                &error,
-                PruneError::InvalidConfig {
-                    field: "shares",
-                    ..
-                }
-            ),
-            "{error}"
+        assert_matches!(
+            error,
+            PruneError::InvalidConfig {
+                field: "shares",
+                ..
+            }
         );
     }
 }

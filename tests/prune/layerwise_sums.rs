@@ -6,7 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Budget, Effort, Pruner, layerwise::Candidate};
 
-use crate::support::{each_device, tensor, values};
+use crate::support::{on_each, tensor, values};
 
 /// Two inputs, three features of which the third one is small: it goes, and the second layer, which
 /// keeps all weights, can make it of the others.
@@ -65,8 +65,7 @@ impl Features {
 
 #[test]
 fn a_linear_layer_makes_up_for_a_feature_that_the_sum_lost() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor(7, [20, 2], device);
         let expected = Features::new(device).forward(x.clone());
         let forward = |model: &Features, x: Tensor<2>| model.forward(x);
@@ -110,8 +109,7 @@ fn a_convolution_makes_up_for_it_through_the_norm_behind_it() {
         inner: Conv2d,
         norm: BatchNorm,
     }
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer = |channels| {
             let config = Conv2dConfig::new(channels, [1, 1]).with_bias(false);
             config.init(device)

@@ -14,7 +14,7 @@ use burn_lean::prune::{
 use burn_lean::quant::QatConfig;
 use burn_lean::reparam::{AttachError, ChainReparameterizer, attach, attached};
 
-use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, numbers, on_tracked, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Model {
@@ -254,7 +254,7 @@ fn masks_are_attached_once_and_replaced_only_where_there_are_some() {
     assert_eq!(error, PruneError::NotMasked { path });
     let model = masks(2).attach(dense(&device)).unwrap();
     let error = masks(4).attach(model).unwrap_err().into_error();
-    assert!(matches!(error, PruneError::Attach(_)), "{error}");
+    assert_matches!(error, PruneError::Attach(_));
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn masks_survive_serialization_and_damage_is_noticed() {
     ] {
         assert_ne!(damaged, json);
         let error = serde_json::from_str::<Masks>(&damaged).unwrap_err();
-        assert!(error.to_string().contains("one bit for each"), "{error}");
+        assert_says!(error, "one bit for each");
     }
 }
 
@@ -352,8 +352,7 @@ fn a_weight_that_returns_starts_from_zero() {
 
 #[test]
 fn rewinding_resets_the_survivors_and_holds_the_zeros() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let early = dense(&device);
         let late = train(early.clone(), &mut SgdConfig::new().init(), 3);
         let plain = early.clone().into_record();
@@ -381,7 +380,7 @@ fn rewinding_refuses_other_records_and_models_without_masks() {
     let model = masks(4).attach(dense(&device)).unwrap();
     let before = parameters(&model);
     let rejected = rewind(model, other).unwrap_err();
-    assert!(matches!(rejected.error(), PruneError::Record { .. }));
+    assert_matches!(rejected.error(), PruneError::Record { .. });
     assert_eq!(parameters(rejected.value()), before);
 }
 
@@ -555,7 +554,7 @@ fn other_reparameterizations_are_not_mistaken_for_masks() {
     let model = attach(dense(&Device::flex()), RoundMatrices).unwrap();
     assert!(Masks::of(&model).unwrap().is_empty());
     let error = masks(2).replace(model).unwrap_err().into_error();
-    assert!(matches!(error, PruneError::NotMasked { .. }));
+    assert_matches!(error, PruneError::NotMasked { .. });
 }
 
 #[test]

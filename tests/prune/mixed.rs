@@ -97,11 +97,11 @@ fn each_part_stays(work: impl Fn(Pair, &Device) -> Pair) {
             let before = State::of(&pair);
             assert_eq!(before.0.len(), 2 * 8);
             let after = work(pair, &target.device);
-            assert_eq!(State::of(&after), before, "{}", target.name);
+            assert_eq!(State::of(&after), before);
             // As the parts of a model that trains do.
             let trained = State::of(&after.valid().train());
             let expected = pairs(&target.device).remove(2);
-            assert_eq!(trained, State::of(&expected), "{}", target.name);
+            assert_eq!(trained, State::of(&expected));
         }
     });
 }

@@ -172,10 +172,7 @@ fn a_bound_below_one_column_is_refused() {
     let config = bounded(12, &folder).with_memory_bound(12 * 4 - 1);
     let x = tensor::<2>(3, [12, 60], &Device::flex());
     let error = rows_of(&config, &x, &Device::flex()).unwrap_err();
-    assert!(
-        matches!(error, PruneError::MemoryBound { needed: 48, .. }),
-        "{error}"
-    );
+    assert_matches!(error, PruneError::MemoryBound { needed: 48, .. });
 }
 
 #[test]

@@ -13,7 +13,7 @@ use burn_lean::prune::{
     fisher::{FisherReport, GradientMethod},
 };
 
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, on_each, tensor, with_numbers};
 
 /// Convolutions with stride, dilation, groups and a skip connection, then a linear layer.
 #[derive(Module, Debug)]
@@ -120,12 +120,11 @@ pub(crate) fn close(found: &[Vec<f32>], expected: &[Vec<f32>]) {
         .flatten()
         .fold(0f32, |max, x| max.max(x.abs()));
     assert!(largest > 0.0);
-    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-        assert!(
-            (found - expected).abs() <= 1e-5 * largest,
-            "{found} is not {expected}"
-        );
-    }
+    assert_near!(
+        found.iter().flatten(),
+        expected.iter().flatten(),
+        1e-5 * largest
+    );
 }
 
 #[test]
@@ -135,7 +134,7 @@ fn convolutions_in_one_pass_have_the_gradients_of_one_pass_each() {
         for size in [1, 3] {
             let (batched, plain, report) =
                 both(&net, Images::loss, images(6, &target.device), size, None);
-            assert_eq!(report.fallback, None, "{}", target.name);
+            assert_eq!(report.fallback, None);
             assert_eq!(report.batched_rows, 6 / size);
             close(&batched, &plain);
         }
@@ -151,7 +150,7 @@ fn sequences_and_weights_that_are_used_twice_do_too() {
         for size in [1, 2] {
             let x = tensor::<3>(2, [4, 3, 4], &target.device);
             let (batched, plain, report) = both(&net, Sequence::loss, x, size, Some(&all));
-            assert_eq!(report.fallback, None, "{}", target.name);
+            assert_eq!(report.fallback, None);
             assert_eq!(report.batched_rows, 4 / size);
             close(&batched, &plain);
         }
@@ -171,15 +170,15 @@ fn what_is_not_known_falls_back_to_plain_passes_with_a_reason() {
     };
     // A sum instead of a mean; a statistic over the batch; a penalty on the weight; a readout.
     let text = reason(|model, x| model.forward(x.clone()).sum());
-    assert!(text.contains("a plain backward pass"), "{text}");
+    assert_says!(text, "a plain backward pass");
     let text = reason(|model, x| {
         let y = model.forward(x.clone());
         (y.clone() - y.mean_dim(0)).square().mean() + model.forward(x.clone()).mean()
     });
-    assert!(text.contains("a plain backward pass"), "{text}");
+    assert_says!(text, "a plain backward pass");
     let text =
         reason(|model, x| model.forward(x.clone()).mean() + model.weight.val().square().sum());
-    assert!(text.contains("a weight is used by"), "{text}");
+    assert_says!(text, "a weight is used by");
     let text = reason(|model, x| {
         let y = model.forward(x.clone()).mean();
         let scale = y.clone().into_scalar::<f32>().abs() + 1.0;
@@ -187,8 +186,7 @@ fn what_is_not_known_falls_back_to_plain_passes_with_a_reason() {
     });
     assert!(!text.is_empty());
     let text = reason(|model, x| model.forward(x.clone()).mean() + model.weight.val().sum());
-    assert!(text.contains("a weight is used by sum"), "{text}");
-    assert!(text.contains("`weight`"), "{text}");
+    assert_says!(text, "a weight is used by sum", "`weight`");
 }
 
 #[test]
@@ -214,8 +212,7 @@ fn a_layer_with_small_gradients_that_are_wrong_is_found_out() {
     };
     let x = tensor::<3>(3, [4, 4, 2], &device);
     let (batched, plain, report) = both(&net, loss, x, 1, None);
-    let reason = report.fallback.unwrap();
-    assert!(reason.contains("`place.weight`"), "{reason}");
+    assert_says!(report.fallback.unwrap(), "`place.weight`");
     assert_eq!(batched, plain);
 }
 
@@ -232,8 +229,7 @@ fn embeddings_and_convolutions_over_time_do_too() {
         let x: Tensor<2> = words.over_time.forward(x).flatten(1, 2);
         words.head.forward(x).square().mean()
     };
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let words = Words {
             embedding: EmbeddingConfig::new(5, 3).init(device),
             over_time: Conv1dConfig::new(3, 4, 3)
@@ -247,7 +243,7 @@ fn embeddings_and_convolutions_over_time_do_too() {
         let x = Tensor::<2, Int>::from_data(x, device);
         for size in [1, 2] {
             let (batched, plain, report) = both(&words, loss, x.clone(), size, None);
-            assert_eq!(report.fallback, None, "{}", target.name);
+            assert_eq!(report.fallback, None);
             close(&batched, &plain);
         }
     });

@@ -25,7 +25,7 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::Batch;
 
 use super::per_example::{both, close};
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, on_each, tensor, with_numbers};
 
 /// All rows from batched passes, of one and of two examples each, and equal to those of plain ones.
 fn all_batched<M: Module, B: Batch>(
@@ -73,8 +73,7 @@ fn lstms_use_their_weights_in_every_step() {
         let (x, _) = net.both.forward(x, None);
         cross_entropy(net.head.forward(x.mean_dim(1).flatten(1, 2)), labels)
     };
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let net = Net {
             forth: LstmConfig::new(3, 4, true).init(device),
             both: BiLstmConfig::new(4, 3, true).init(device),
@@ -100,8 +99,7 @@ fn grus_do_too_with_the_reset_before_and_after_the_product() {
         let (x, _) = net.both.forward(x, None);
         cross_entropy(net.head.forward(x.mean_dim(1).flatten(1, 2)), labels)
     };
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let net = Net {
             after: GruConfig::new(3, 4, true).init(device),
             before: GruConfig::new(4, 4, true)
@@ -212,8 +210,7 @@ fn more_padding_in_one_example_than_in_another_takes_plain_passes_with_the_reaso
         let (batched, plain, report) = both(&net, without_padding, padded, 1, None);
         assert_eq!(batched, plain);
         assert_eq!(report.batched_rows, 0);
-        let reason = report.fallback.unwrap();
-        assert!(reason.contains("its loss is not their mean"), "{reason}");
+        assert_says!(report.fallback.unwrap(), "its loss is not their mean");
     });
 }
 
@@ -239,8 +236,7 @@ fn pooling_over_time_and_transposed_convolutions_have_rows() {
         let loss = BinaryCrossEntropyLossConfig::new().with_logits(true);
         loss.init(&logits.device()).forward(logits, targets.clone())
     };
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let net = Waves {
             padded: Conv1dConfig::new(2, 4, 4)
                 .with_padding(PaddingConfig1d::Explicit(2, 1))
@@ -357,8 +353,7 @@ impl Turned {
 
 #[test]
 fn weights_that_are_transposed_cut_or_permuted_have_rows() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let param = |seed, shape| Param::from_tensor(tensor::<2>(seed, shape, device));
         let net = Turned {
             left: param(1, [4, 4]),

@@ -8,7 +8,7 @@ use burn_lean::prune::{
 };
 
 use crate::pruner::{Pairs, config, loss, net, pairs, prune, weights};
-use crate::support::{Perceptron, each_device, with_numbers};
+use crate::support::{Perceptron, on_each, with_numbers};
 
 fn field(result: Result<Pruned<Perceptron>, PruneError>) -> String {
     match result {
@@ -26,8 +26,7 @@ fn kept(folder: &tempfile::TempDir) -> PrunerConfig {
 /// It would load into no model that a later run can bring.
 #[test]
 fn a_stage_with_masks_attached_is_not_kept_and_one_with_masks_folded_in_is() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let run = |config: &PrunerConfig, net: Perceptron, fold: bool| {
             let attach = |model: Perceptron, masks: &Masks, _: &StageReport| {
                 let masked = match Masks::of(&model).unwrap().is_empty() {
@@ -146,7 +145,7 @@ fn finished_stages_do_not_answer_for_another_model() {
         .prune(other, loss, |_| -> Vec<Pairs> { unreachable!() })
         .unwrap_err();
     let (other, error) = rejected.into_parts();
-    assert!(error.to_string().contains("model"), "{error}");
+    assert_says!(error, "model");
     assert_eq!(field(Err(error)), "model");
     let after = Selection::of(&other, None)
         .unwrap()

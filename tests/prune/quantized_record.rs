@@ -9,7 +9,7 @@ use burn_lean::prune::{
 };
 use burn_lean::quant::{ConvertConfig, QatConfig, Storage, WeightConfig};
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, tensor, values, with_numbers};
 
 const SIDE: usize = 256;
 
@@ -44,8 +44,7 @@ fn converted(bits: u8, storage: Storage, device: &Device) -> Linear {
 
 #[test]
 fn codes_of_kept_weights_and_their_places_are_all_that_is_stored() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = converted(8, Storage::Auto, device);
         let record = SparseRecord::from_module(&model).unwrap();
         let bytes = record.to_bytes().unwrap();
@@ -61,7 +60,7 @@ fn codes_of_kept_weights_and_their_places_are_all_that_is_stored() {
             .iter()
             .find(|size| size.path == "weight")
             .unwrap();
-        assert!(matches!(weight.dtype, DType::QFloat(_)));
+        assert_matches!(weight.dtype, DType::QFloat(_));
         assert_ne!(weight.encoding, Encoding::Dense);
         // Small weights may be rounded to 0 as well.
         assert!(

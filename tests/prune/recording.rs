@@ -53,7 +53,7 @@ fn a_loss_that_reads_a_number_says_where_and_prints_nothing() {
     let Err(PruneError::Trace { reason }) = flops(&linear, reads_a_number, &x) else {
         panic!("it cannot be recorded");
     };
-    assert!(reason.contains(" (at "), "{reason}");
+    assert_says!(reason, " (at ");
     // The test itself, in a process of its own, whose standard error can be looked at.
     let name = "recording::a_loss_that_reads_a_number_says_where_and_prints_nothing";
     let child = Command::new(std::env::current_exe().unwrap())

@@ -11,7 +11,7 @@ use burn_lean::prune::{
     RunningStatistics, SolverConfig, SparseRecord, mean_loss, recompute_batch_norm,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, on_tracked, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -75,8 +75,7 @@ fn prune(config: &PrunerConfig, batches: &[Images], device: &Device) -> Pruned<N
 
 #[test]
 fn new_statistics_are_judged_and_taken_where_they_are_better() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let old = Net::new(device).statistics();
         let batches = [images(1, 1.0, device), images(2, 1.0, device)];
         for ridge in [RidgeChoice::Fixed(1e-2), RidgeChoice::over([1e-2, 1e-1])] {
@@ -157,7 +156,7 @@ fn a_batch_whose_parts_differ_is_refused_before_it_is_looked_at() {
     let config = config(0.7, RidgeChoice::Fixed(1e-2));
     let rejected = config.prune(Net::new(&device), Net::loss, |_| [batch.clone()]);
     let error = rejected.unwrap_err().into_error();
-    assert!(matches!(error, PruneError::Mismatch { .. }), "{error}");
+    assert_matches!(error, PruneError::Mismatch { .. });
 }
 
 /// A step without a look at the model afterwards: Burn keeps its statistics apart.
@@ -191,22 +190,21 @@ fn a_run_that_goes_on_has_the_statistics_of_the_last_step_and_leaves_those_of_cl
         };
         let whole = run(true);
         assert_ne!(whole, before);
-        assert_eq!(run(false), whole, "{}", target.name);
-        assert_eq!(dense.valid().statistics(), before, "{}", target.name);
+        assert_eq!(run(false), whole);
+        assert_eq!(dense.valid().statistics(), before);
     });
 }
 
 #[test]
 fn a_sparse_record_has_the_statistics_of_the_last_step_and_replaces_those_of_a_later_one() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let net = stepped(Net::new(&device), 50);
         let record = SparseRecord::from_module(&net).unwrap();
         let expected = net.valid().statistics();
         let later = stepped(net, 51);
         let clone = later.clone();
         let loaded = record.load_into(later).unwrap();
-        assert_eq!(loaded.valid().statistics(), expected, "{}", target.name);
+        assert_eq!(loaded.valid().statistics(), expected);
         assert!(loaded.conv.weight.val().is_require_grad());
         assert_ne!(clone.valid().statistics(), expected);
     });

@@ -78,10 +78,5 @@ fn impossible_schedules_are_refused() {
 /// Equal up to a few roundings of numbers below 1.
 fn close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        assert!(
-            (found - expected).abs() < 1e-14,
-            "{found} is not {expected}"
-        );
-    }
+    assert_near!(found.iter(), expected, 1e-14);
 }

@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{PruneError, Shrink, load_shrunk};
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{on_each, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -49,8 +49,7 @@ fn file(model: Net) -> ModuleRecord {
 
 #[test]
 fn a_new_model_takes_the_sizes_of_the_record_with_its_running_statistics() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for layout in [LinearLayout::Row, LinearLayout::Col] {
             let x = || Net::batch(device);
             let shrunk = Shrink::to(0.4)
@@ -76,8 +75,7 @@ fn a_new_model_takes_the_sizes_of_the_record_with_its_running_statistics() {
 
 #[test]
 fn what_was_frozen_stays_so_and_the_rest_trains() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let training = device.clone().autodiff();
         let x = || Net::batch(&training);
         let small = Shrink::to(0.4)
@@ -97,8 +95,7 @@ fn what_was_frozen_stays_so_and_the_rest_trains() {
 
 #[test]
 fn the_record_of_another_model_is_an_error_and_the_model_is_as_before() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = || Net::batch(device);
         let model = Net::new(LinearLayout::Row, 3, device);
         let before = values(model.forward(x()));
@@ -117,8 +114,8 @@ fn the_record_of_another_model_is_an_error_and_the_model_is_as_before() {
 
         let linear = LinearConfig::new(2, 2).init(device).into_record();
         let (model, error) = load_shrunk(model, linear).unwrap_err().into_parts();
-        assert!(matches!(error, PruneError::Record { .. }), "{error}");
-        assert!(error.to_string().contains("conv.weight"), "{error}");
+        assert_matches!(error, PruneError::Record { .. });
+        assert_says!(error, "conv.weight");
         assert_eq!(values(model.forward(x())), before);
     });
 }

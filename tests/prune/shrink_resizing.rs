@@ -12,7 +12,7 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{PruneError, Shrink, load_shrunk};
 
 use crate::shrink_whole::without;
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{on_each, tensor, values, with_numbers};
 
 fn assert_close(found: &[f32], expected: &[f32], within: f32) {
     let mut pairs = found.iter().zip(expected);
@@ -63,8 +63,7 @@ impl Inverted {
 
 #[test]
 fn channels_of_a_depthwise_convolution_go_with_their_groups_and_outputs_stay() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let mut model = Inverted::new(device);
         // The last but one group of the norm: what channels 8 and 9 become.
         model.project.weight = without(model.project.weight, 1, &[16, 17, 18, 19]);
@@ -245,8 +244,7 @@ impl Grouped {
 
 #[test]
 fn heads_that_nothing_reads_go_with_the_keys_and_values_that_they_share() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let mut model = Grouped::new(device);
         // Both heads of the second keys; of the third ones one, which does not go alone.
         let places: Vec<usize> = (8..16).chain(16..20).collect();
@@ -360,8 +358,7 @@ fn what_does_not_follow_stays_and_the_rest_goes() {
         let group = groups.find(|one| one.units == 2 && one.paths.iter().any(|at| at == path));
         group.unwrap().fixed.clone().unwrap()
     };
-    let why = stays("attention.query.weight");
-    assert!(why.contains("written into the model"), "{why}");
+    assert_says!(stays("attention.query.weight"), "written into the model");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use burn::tensor::activation::{elu, mish, relu};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_lean::prune::{Masks, PruneError, Selection, Shrink, shrink::Shrunk};
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
 
 /// A residual network with a shortcut that has a convolution, as ResNets have.
 #[derive(Module, Debug)]
@@ -214,7 +214,7 @@ fn sizes_written_into_the_forward_pass_are_an_error_with_the_model() {
     };
     let x = tensor(2, [4, 4], &device);
     let rejected = Shrink::to(0.5).shrink(model, forward, x).unwrap_err();
-    assert!(matches!(rejected.error(), PruneError::CannotShrink { .. }));
+    assert_matches!(rejected.error(), PruneError::CannotShrink { .. });
     assert_eq!(rejected.into_value()[0].weight.dims(), [4, 6]);
 }
 
@@ -247,15 +247,12 @@ fn channels_of_a_norm_that_has_their_number_stay_and_the_others_go() {
     assert_eq!(shrunk.model.stem.weight.dims()[0], 6, "{report}");
     assert!(shrunk.model.body.weight.dims()[0] < 9, "{report}");
     let said = "stem.weight: 6 units stay: their number is written into the model";
-    assert!(report.contains(said), "{report}");
+    assert_says!(report, said);
     assert_ne!(values(forward(&shrunk.model, x.clone())), before);
     // Where that is all there is, the error says it.
     let rejected = Shrink::to(0.3).shrink(shrunk.model, forward, x);
     let error = rejected.unwrap_err().error().to_string();
-    assert!(
-        error.contains("those that `stem.weight` makes stay: their number"),
-        "{error}"
-    );
+    assert_says!(error, "those that `stem.weight` makes stay: their number");
 }
 
 #[test]
@@ -268,13 +265,13 @@ fn an_exception_that_no_parameter_meets_is_an_error() {
             |model, x| model.forward(x),
             Residual::batch(&device),
         );
-    assert!(matches!(
+    assert_matches!(
         rejected.unwrap_err().error(),
         PruneError::InvalidConfig {
             field: "except",
             ..
         }
-    ));
+    );
 }
 
 #[test]
@@ -292,10 +289,10 @@ fn a_share_that_cannot_be_reached_is_an_error_that_says_what_is() {
         let model = Residual::new(&device);
         let x = Residual::batch(&device);
         let rejected = Shrink::to(share).shrink(model, |model, x| model.forward(x), x);
-        assert!(matches!(
+        assert_matches!(
             rejected.unwrap_err().error(),
             PruneError::InvalidConfig { .. }
-        ));
+        );
     }
 }
 
@@ -420,8 +417,7 @@ fn every_output_is_compared_in_its_own_scale() {
 
 #[test]
 fn what_cannot_be_compared_is_refused_with_the_reason() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let refused = |model: Residual, forward: fn(&Residual, Tensor<4>) -> Tensor<2>| {
             let shrunk = Shrink::to(0.6).shrink(model, forward, Residual::batch(device));
             shrunk.map(drop).unwrap_err().to_string()
@@ -432,12 +428,12 @@ fn what_cannot_be_compared_is_refused_with_the_reason() {
             .bias
             .map(|bias| bias.map(|bias| bias * f32::NAN));
         let error = refused(broken, Residual::forward);
-        assert!(error.contains("NaN"), "{error}");
+        assert_says!(error, "NaN");
         let error = refused(Residual::new(device), |model, x| {
             let noise = x.random_like(Distribution::Normal(0.0, 1.0));
             model.forward(x + noise)
         });
-        assert!(error.contains("random numbers"), "{error}");
+        assert_says!(error, "random numbers");
     });
     let device = Device::flex();
     let layers: Vec<Linear> = vec![

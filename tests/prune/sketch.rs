@@ -147,24 +147,24 @@ fn what_a_sketch_cannot_be_is_refused() {
     let few = problem(sketched(&x, 6).gradients, 0.0);
     assert!(few.clone().with_tempering(0.0).is_ok());
     let error = few.with_tempering(1.0).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         error,
         PruneError::InvalidConfig {
             field: "tempering",
             ..
         }
-    ));
+    );
     // Before any gradient is taken.
     let mut config = config(0.75).with_ridge(RidgeChoice::with_and_without_tempering([0.1]));
     config.fisher.sketch = Some(SketchConfig::new(6));
     let error = prune(&config, &device).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         error,
         PruneError::InvalidConfig {
             field: "tempering",
             ..
         }
-    ));
+    );
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn operations_that_no_weight_costs_cannot_be_bounded() {
         sparsity: None,
     };
     let error = solve(&problem, &SolverConfig::new(budget)).unwrap_err();
-    assert!(matches!(error, PruneError::Infeasible { .. }), "{error}");
+    assert_matches!(error, PruneError::Infeasible { .. });
 }
 
 /// The cheapest 256 kept weights improve only against a weight that they may not make room for.
@@ -234,10 +234,7 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
     );
     let config = SolverConfig::new(Budget::Keep(1));
     let small = solve(&problem.clone().with_ridge(1e-12).unwrap(), &config);
-    assert!(
-        matches!(small, Err(PruneError::NotPositiveDefinite { size: 2, .. })),
-        "{small:?}"
-    );
+    assert_matches!(small, Err(PruneError::NotPositiveDefinite { size: 2, .. }));
     let mut judged = 0;
     let mut judge = |_: &_| {
         judged += 1;
@@ -254,15 +251,9 @@ fn a_ridge_that_is_too_small_does_not_end_a_sweep() {
     assert_eq!(judged, 1);
     // A loss that is NaN for all chooses nothing.
     let unjudged = sweep(&[1e6, 1e7], &mut |_| Ok(f64::NAN)).map(|sweep| sweep.chosen);
-    assert!(
-        matches!(unjudged, Err(PruneError::NaNLosses { candidates: 2 })),
-        "{unjudged:?}"
-    );
+    assert_matches!(unjudged, Err(PruneError::NaNLosses { candidates: 2 }));
     let none = sweep(&[1e-12, 1e-13], &mut |_| Ok(1.0)).map(|sweep| sweep.chosen);
-    assert!(
-        matches!(none, Err(PruneError::NotPositiveDefinite { .. })),
-        "{none:?}"
-    );
+    assert_matches!(none, Err(PruneError::NotPositiveDefinite { .. }));
 }
 
 #[test]

@@ -229,10 +229,7 @@ fn the_ridge_that_is_judged_best_is_chosen_and_all_are_reported() {
     let mut judge = |_: &Solution| Ok(0.0);
     let nothing = RidgeChoice::over([]);
     let error = solve_with_ridge(&problem, &config, &nothing, &mut judge).unwrap_err();
-    assert!(matches!(
-        error,
-        PruneError::InvalidConfig { field: "ridge", .. }
-    ));
+    assert_matches!(error, PruneError::InvalidConfig { field: "ridge", .. });
     let fixed = RidgeChoice::Fixed(0.1);
     let sweep = solve_with_ridge(&problem, &config, &fixed, &mut judge).unwrap();
     assert_eq!(sweep.solution.support, middle.support);

@@ -16,7 +16,9 @@ use flate2::read::{ZlibDecoder, ZlibEncoder};
 use proptest::prelude::*;
 
 use crate::support::cases::cases;
-use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
+use crate::support::{
+    each_device, numbers, on_each, on_tracked, parameters, tensor, values, with_numbers,
+};
 
 #[derive(Module, Debug)]
 struct Model {
@@ -80,8 +82,7 @@ fn a_pruned_model_loads_back_bit_by_bit_on_every_device() {
 
 #[test]
 fn a_masked_model_goes_on_training_from_its_record() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = masked(1, &device);
         let record = SparseRecord::from_module(&model).unwrap();
         let loaded = record.load_into(masked(2, &device)).unwrap();
@@ -116,11 +117,7 @@ fn each_tensor_is_stored_in_the_smallest_way() {
         .map(|parameter| parameter.values.len() * 4)
         .sum();
     assert_eq!(sizes.dense_bytes, dense);
-    let table = sizes.to_string();
-    assert!(
-        table.contains("linear.weight") && table.contains("32x50"),
-        "{table}"
-    );
+    assert_says!(sizes, "linear.weight", "32x50");
     let json = serde_json::to_string(&sizes).unwrap();
     assert_eq!(serde_json::from_str::<RecordSizes>(&json).unwrap(), sizes);
 }
@@ -272,8 +269,7 @@ fn a_record_of_another_kind_of_numbers_is_refused() {
     struct Flags {
         value: Param<Tensor<1, Bool>>,
     }
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let floats = || Floats {
             value: Param::from_tensor(Tensor::from_floats([1.0, 0.0], device)),
         };
@@ -293,9 +289,8 @@ fn a_record_of_another_kind_of_numbers_is_refused() {
         ];
         let refused = |result: Option<PruneError>, kind: &str| {
             let error = result.unwrap();
-            assert!(matches!(error, PruneError::RecordKind { .. }), "{error}");
-            let text = error.to_string();
-            assert!(text.contains("`value`") && text.contains(kind), "{text}");
+            assert_matches!(error, PruneError::RecordKind { .. });
+            assert_says!(error, "`value`", kind);
         };
         for (of, record) in records.iter().enumerate() {
             if of != 0 {
@@ -375,7 +370,7 @@ fn cut_off_records_are_refused_at_every_length() {
         assert_eq!(found, expected);
     }
     let appended = [&bytes[..], &[0]].concat();
-    assert!(matches!(fault(&appended), RecordFault::Length { .. }));
+    assert_matches!(fault(&appended), RecordFault::Length { .. });
 }
 
 #[test]
@@ -396,7 +391,7 @@ fn every_fault_is_told_apart() {
     let mut damaged = bytes.clone();
     let last = bytes.len() - 5;
     damaged[last] ^= 1;
-    assert!(matches!(fault(&damaged), RecordFault::Checksum { .. }));
+    assert_matches!(fault(&damaged), RecordFault::Checksum { .. });
     assert_eq!(sealed(bytes.clone()), bytes);
 }
 
@@ -426,7 +421,7 @@ fn a_header_that_is_not_compressed_soundly_is_refused() {
     let mut bytes = small().to_bytes().unwrap();
     bytes[28] ^= 0xff;
     let fault = fault(&sealed(bytes));
-    assert!(matches!(fault, RecordFault::Header { .. }), "{fault}");
+    assert_matches!(fault, RecordFault::Header { .. });
 }
 
 #[test]
@@ -439,14 +434,14 @@ fn contradictions_behind_a_correct_checksum_are_refused() {
     ];
     for bytes in header_fault {
         let fault = fault(&bytes);
-        assert!(matches!(fault, RecordFault::Header { .. }), "{fault}");
+        assert_matches!(fault, RecordFault::Header { .. });
     }
     for bytes in [
         with_header("\"bytes\":120", "\"bytes\":1000000"),
         with_header("\"shape\":[30]", "\"shape\":[4294967296,4294967296,4]"),
     ] {
         let fault = fault(&bytes);
-        assert!(matches!(fault, RecordFault::Tensor { .. }), "{fault}");
+        assert_matches!(fault, RecordFault::Tensor { .. });
     }
     // What a tensor's bytes must be is known when the model is.
     let device = Device::flex();
@@ -522,15 +517,12 @@ fn a_dtype_that_the_device_lacks_is_an_error() {
     let record = SparseRecord::from_module(&model).unwrap();
     let blank = blank(&model, &Device::ndarray());
     let error = record.load_into(blank).unwrap_err().into_error();
-    assert!(
-        matches!(
-            error,
-            PruneError::RecordDtype {
-                dtype: DType::BF16,
-                ..
-            }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        PruneError::RecordDtype {
+            dtype: DType::BF16,
+            ..
+        }
     );
 }
 
@@ -556,31 +548,22 @@ fn files_are_replaced_as_a_whole() {
 
     let nowhere = folder.path().join("missing").join("model.sparse");
     let error = small().save(&nowhere).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            PruneError::Io {
-                action: "cannot write",
-                ..
-            }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        PruneError::Io {
+            action: "cannot write",
+            ..
+        }
     );
     let error = SparseRecord::open(&nowhere).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            PruneError::Io {
-                action: "cannot read",
-                ..
-            }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        PruneError::Io {
+            action: "cannot read",
+            ..
+        }
     );
     std::fs::write(&path, b"something else").unwrap();
     let error = SparseRecord::open(&path).unwrap_err().to_string();
-    assert!(
-        error.contains("model.sparse") && error.contains("no sparse record"),
-        "{error}"
-    );
+    assert_says!(error, "model.sparse", "no sparse record");
 }

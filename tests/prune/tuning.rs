@@ -111,9 +111,7 @@ fn a_tuned_network_is_as_the_caller_has_it() {
         .forward(Tensor::cat(inputs[..4].to_vec(), 0));
     let mean = seen.swap_dims(0, 1).reshape([8, -1]).mean_dim(1);
     let found = values(tuned.norm.running_mean.value_sync());
-    for (found, expected) in found.iter().zip(values(mean)) {
-        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-    }
+    assert_near!(found.iter(), values(mean), 1e-4);
 }
 
 #[test]

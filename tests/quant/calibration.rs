@@ -8,7 +8,7 @@ use burn_lean::quant::{
     PtqConfig, QatConfig, Scheme, WeightConfig, calibrate, quantizers,
 };
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, on_tracked, parameters, tensor, values, with_numbers};
 
 /// A model that computes something else in training.
 #[derive(Module, Debug)]
@@ -95,8 +95,7 @@ fn ranges_are_those_of_inference_and_running_statistics_stay() {
 
 #[test]
 fn a_calibration_that_fails_leaves_running_statistics_as_they_were() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let prepared = QatConfig::new().prepare(Net::new(&device)).unwrap();
         let before = statistics(&prepared);
         // The second layer observes nothing.
@@ -111,8 +110,7 @@ fn a_calibration_that_fails_leaves_running_statistics_as_they_were() {
 
 #[test]
 fn learned_scales_are_trained_after_a_calibration_as_before() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
         let config = QatConfig::new()
             .with_weight(WeightConfig::int(4).with_learned(Learned::Lsq))
@@ -166,8 +164,7 @@ fn post_training_quantization_runs_the_model_as_in_inference() {
 
 #[test]
 fn an_allocation_runs_the_model_as_in_inference() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let float = Net::new(&device);
         let before = statistics(&float);
         let data = batches(&device);

@@ -17,7 +17,7 @@ use burn_lean::reparam::{
     Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,
 };
 
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, on_each, scratch, tensor, values};
 
 const INPUTS: usize = 16;
 const HIDDEN: usize = 32;
@@ -159,7 +159,7 @@ fn a_masked_weight_is_converted_to_the_bit() {
                 assert_pruned_are_zero(&expected);
                 let (converted, mut report) = ConvertConfig::new().convert(net.clone()).unwrap();
                 let base = converted.fc1.weight.base();
-                assert!(matches!(base.dtype(), DType::QFloat(_)));
+                assert_matches!(base.dtype(), DType::QFloat(_));
                 assert_eq!(values(base.dequantize()), expected, "{order:?}");
                 assert_eq!(values(converted.fc1.weight.val()), expected, "{order:?}");
                 assert_eq!(
@@ -223,10 +223,7 @@ fn a_weight_that_stays_fake_quantized_keeps_its_mask() {
     assert_pruned_are_zero(&expected);
     let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
     let (kept, report) = keep.convert(net.clone()).unwrap();
-    assert!(matches!(
-        report.weights[0].outcome,
-        Outcome::KeptFakeQuantized { .. }
-    ));
+    assert_matches!(report.weights[0].outcome, Outcome::KeptFakeQuantized { .. });
     assert!(find::<Mask, 2>(&kept.fc1.weight).is_some());
     assert_eq!(values(kept.fc1.weight.val()), expected);
     // A file can hold it: its codes have a zero point.
@@ -254,8 +251,7 @@ fn a_record_of_a_converted_model_loads_into_a_chain_without_masks() {
 
 #[test]
 fn a_file_of_a_masked_model_loads_with_and_without_masks() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     each_device(|target| {
         for order in ORDERS {
             let config = QatConfig::new().with_weight(WeightConfig::int(4));
@@ -276,7 +272,7 @@ fn a_file_of_a_masked_model_loads_with_and_without_masks() {
                 for model in models {
                     let loaded = load_safetensors(model, &path, Storage::Auto).unwrap();
                     let base = loaded.fc1.weight.base();
-                    assert!(matches!(base.dtype(), DType::QFloat(_)));
+                    assert_matches!(base.dtype(), DType::QFloat(_));
                     assert_pruned_are_zero(&values(base.dequantize()));
                     assert_eq!(values(loaded.forward(x.clone())), expected, "{order:?}");
                 }
@@ -288,10 +284,8 @@ fn a_file_of_a_masked_model_loads_with_and_without_masks() {
 /// Mask, quantizer and cast on one weight: three crates, of which none knows the others.
 #[test]
 fn a_masked_weight_under_autocast_is_converted_and_loaded() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
-    each_device(|target| {
-        let device = &target.device;
+    let (_folder, path) = scratch("net.safetensors");
+    on_each(|device| {
         let quant = QatConfig::new().with_activation(None);
         let prepare = |masks: &Masks| {
             let net = Net::new(device);
@@ -327,8 +321,7 @@ fn a_masked_weight_under_autocast_is_converted_and_loaded() {
 
 #[test]
 fn a_file_of_a_masked_model_loads_into_a_plain_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     let config = QatConfig::new().with_activation(None);
     let net = prepared(&config, Order::MaskFirst, &Device::flex());
     save_safetensors(&net, &path).unwrap();
@@ -454,5 +447,5 @@ fn a_masked_model_that_was_converted_is_what_the_user_measures() {
     let expected = values(linear.valid().weight.val());
     let (converted, report) = ConvertConfig::new().convert(linear).unwrap();
     assert_eq!(values(converted.weight.val()), expected);
-    assert!(report.to_string().contains("weight"), "{report}");
+    assert_says!(report, "weight");
 }

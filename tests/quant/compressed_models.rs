@@ -9,14 +9,13 @@ use burn_lean::quant::{
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
 use crate::compressed_tensors::Net;
-use crate::support::{cast, tensor, values};
+use crate::support::{cast, scratch, tensor, values};
 
 /// As checkpoints come: everything but the codes in half precision.
 #[test]
 fn a_checkpoint_in_half_precision_gives_a_model_in_it() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("half.safetensors");
+    let (_folder, path) = scratch("half.safetensors");
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let config = QatConfig::new().with_activation(None);
         let net = cast(Net::new(3, &device), dtype);
@@ -60,8 +59,7 @@ fn adapted<M: Module>(model: M, device: &Device) -> M {
 #[test]
 fn an_adapter_is_in_the_file_whatever_it_acts_behind() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("adapted.safetensors");
+    let (_folder, path) = scratch("adapted.safetensors");
     let config = QatConfig::new().with_activation(None);
     let net = Net::new(3, &device);
     let quantizers = config.reparameterizer(&net).unwrap();
@@ -75,18 +73,15 @@ fn an_adapter_is_in_the_file_whatever_it_acts_behind() {
         assert_eq!(report.left_out.len(), left_out, "{:?}", report.left_out);
         let loaded = load_compressed_tensors(Net::new(4, &device), &path).unwrap();
         let found = values(loaded.forward(x));
-        for (found, expected) in found.iter().zip(&expected) {
-            // The same sums in another order.
-            assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-        }
+        // The same sums in another order.
+        assert_near!(found.iter(), &expected, 1e-4);
     }
 }
 
 #[test]
 fn inputs_of_another_granularity_are_refused_with_the_layer() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("static.safetensors");
+    let (_folder, path) = scratch("static.safetensors");
     let scheme = Scheme::symmetric(NumberFormat::int(8));
     let of = |scheme: Scheme, observer: ObserverConfig| {
         let activation = FakeQuantizeConfig::new(scheme).with_observer(observer);
@@ -103,8 +98,7 @@ fn inputs_of_another_granularity_are_refused_with_the_layer() {
     save_compressed_tensors(&net, &path).unwrap();
     load_compressed_tensors(of_all(), &path).unwrap();
     let rejected = load_compressed_tensors(by_row(), &path).unwrap_err();
-    let said = rejected.error().to_string();
-    assert!(said.contains("fc1.weight"), "{said}");
+    assert_says!(rejected.error(), "fc1.weight");
     save_compressed_tensors(&by_row(), &path).unwrap();
     load_compressed_tensors(by_row(), &path).unwrap();
     load_compressed_tensors(of_all(), &path).unwrap_err();

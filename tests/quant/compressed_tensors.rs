@@ -15,7 +15,7 @@ use burn_lean::quant::{
 };
 use safetensors::tensor::{Dtype, SafeTensors};
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, parameters, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 pub(crate) struct Net {
@@ -177,8 +177,7 @@ fn words_hold_the_codes_of_an_output_from_the_low_bits_on() {
     let config = QatConfig::new()
         .with_weight(WeightConfig::int(4))
         .with_activation(None);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let model = config.prepare(linear).unwrap();
     save_compressed_tensors(&model, &path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
@@ -206,8 +205,7 @@ fn the_zero_point_of_a_single_output_is_a_number_of_its_own() {
     let config = QatConfig::new()
         .with_weight(weight(NumberFormat::uint(4), true, granularity))
         .with_activation(None);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let model = config.prepare(linear).unwrap();
     save_compressed_tensors(&model, &path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
@@ -228,8 +226,7 @@ fn the_zero_point_of_a_single_output_is_a_number_of_its_own() {
 #[test]
 fn the_metadata_says_how_each_layer_is_quantized() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let groups = WeightGranularity::PerBlock { size: 4 };
     let dynamic = FakeQuantizeConfig::new(
         Scheme::symmetric(NumberFormat::int8()).with_granularity(Granularity::PerToken),
@@ -270,8 +267,7 @@ fn what_the_layout_cannot_hold_stays_float_and_is_reported() {
     let conv: Conv2d = with_numbers(Conv2dConfig::new([2, 3], [3, 3]).init(&device), 1);
     let config = QatConfig::new().with_activation(None);
     let model = config.prepare(conv).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let report = save_compressed_tensors(&model, &path).unwrap();
     assert_eq!(
         (report.format.as_str(), report.quantized.len()),
@@ -281,7 +277,7 @@ fn what_the_layout_cannot_hold_stays_float_and_is_reported() {
         panic!("{report:?}")
     };
     assert_eq!(name, "weight");
-    assert!(reason.contains("matrices"), "{reason}");
+    assert_says!(reason, "matrices");
     let fresh: Conv2d = with_numbers(Conv2dConfig::new([2, 3], [3, 3]).init(&device), 2);
     let loaded = load_compressed_tensors(fresh, &path).unwrap();
     assert_eq!(values(loaded.weight.val()), values(model.weight.val()));
@@ -300,8 +296,7 @@ fn a_matrix_of_two_of_four_is_stored_without_its_zeros() {
         }
         let data = TensorData::new(numbers, [16, 12]);
         net.fc1.weight = Param::from_data(data, &target.device);
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.safetensors");
+        let (_folder, path) = scratch("model.safetensors");
         let report = saved(&net, &path);
         assert_eq!(report.sparse, ["fc1.weight"]);
         let bytes = std::fs::read(&path).unwrap();

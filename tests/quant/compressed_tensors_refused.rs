@@ -6,15 +6,14 @@ use burn_lean::quant::{QatConfig, QuantError, deploy::load_compressed_tensors, s
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use crate::compressed_tensors::{Net, calibrated, config, halves, kinds, rewritten, saved};
-use crate::support::{each_device, parameters, values};
+use crate::support::{on_each, parameters, scratch, values};
 
 #[test]
 fn a_changed_bit_is_refused_or_changes_nothing() {
     let device = Device::flex();
     let config = QatConfig::new().with_activation(None);
     let net = config.prepare(Net::new(1, &device)).unwrap().valid();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     saved(&net, &path);
     let whole = std::fs::read(&path).unwrap();
     let load = || load_compressed_tensors(Net::new(2, &device), &path);
@@ -37,8 +36,7 @@ fn a_changed_bit_is_refused_or_changes_nothing() {
 #[test]
 fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let (weight, ..) = kinds().remove(3);
     let config = config(weight);
     let model = calibrated(&config, &device);
@@ -51,8 +49,8 @@ fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
         let (back, error) = load_compressed_tensors(fresh, &path)
             .unwrap_err()
             .into_parts();
-        assert!(matches!(error, QuantError::File { .. }), "{error}");
-        assert!(error.to_string().contains(says), "{error}");
+        assert_matches!(error, QuantError::File { .. });
+        assert_says!(error, says);
         assert_eq!(parameters(&back), before);
     };
     for length in [0, 5, 40, whole.len() / 2, whole.len() - 1] {
@@ -132,10 +130,8 @@ fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
 
 #[test]
 fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    each_device(|target| {
-        let device = &target.device;
+    let (_folder, path) = scratch("model.safetensors");
+    on_each(|device| {
         let config = config(kinds().remove(1).0);
         saved(&calibrated(&config, device), &path);
         let whole = std::fs::read(&path).unwrap();
@@ -152,11 +148,8 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
             load_compressed_tensors(Net::new(2, device), &path)
         };
         let refused = changed("norm.bias", Dtype::I32).unwrap_err().into_error();
-        assert!(matches!(refused, QuantError::File { .. }), "{refused}");
-        assert!(
-            refused.to_string().contains("`norm.bias` is I32"),
-            "{refused}"
-        );
+        assert_matches!(refused, QuantError::File { .. });
+        assert_says!(refused, "`norm.bias` is I32");
         let loaded = changed("norm.weight", Dtype::BF16).unwrap();
         let gamma = loaded.norm.gamma.val();
         let has_halves = device.supports_dtype(DType::BF16);
@@ -174,18 +167,14 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
         std::fs::write(&path, bytes).unwrap();
         let refused = load_compressed_tensors(Net::new(2, device), &path);
         let refused = refused.unwrap_err().into_error();
-        assert!(
-            refused.to_string().contains("`fc1.weight` is I8"),
-            "{refused}"
-        );
+        assert_says!(refused, "`fc1.weight` is I8");
     });
 }
 
 #[test]
 fn a_model_that_quantizes_in_another_way_is_told_so() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let all = kinds();
     saved(&calibrated(&config(all[3].0.clone()), &device), &path);
     for other in [1, 4, 5] {
@@ -209,8 +198,7 @@ fn a_model_that_quantizes_in_another_way_is_told_so() {
 #[test]
 fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let config = config(kinds().remove(4).0);
     saved(&calibrated(&config, &device), &path);
     let whole = std::fs::read(&path).unwrap();
@@ -232,7 +220,7 @@ fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
             .to_string()
     };
     let error = loaded(r#"group_size\":4"#, r#"group_size\":8"#);
-    assert!(error.contains("groups of 8 in 16"), "{error}");
+    assert_says!(error, "groups of 8 in 16");
     let error = loaded(r#"type\":\"int\""#, r#"type\":\"fpn\""#);
-    assert!(error.contains("another scheme"), "{error}");
+    assert_says!(error, "another scheme");
 }

@@ -13,7 +13,7 @@ use burn_lean::quant::{
     save_safetensors,
 };
 
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, scratch, tensor, values};
 
 /// Two linear layers, one of which sees three axes, and something that is never quantized.
 #[derive(Module, Debug)]
@@ -72,10 +72,7 @@ fn converted_weights_are_the_fake_quantized_ones_to_the_bit() {
             let net = prepared(full(bits), &target.device);
             let expected = [values(net.fc1.weight.val()), values(net.fc2.weight.val())];
             let (converted, report) = ConvertConfig::new().convert(net).unwrap();
-            assert!(matches!(
-                converted.fc1.weight.base().dtype(),
-                DType::QFloat(_)
-            ));
+            assert_matches!(converted.fc1.weight.base().dtype(), DType::QFloat(_));
             assert_eq!(
                 values(converted.fc1.weight.base().dequantize()),
                 expected[0]
@@ -158,7 +155,7 @@ fn a_record_of_a_converted_model_loads_into_a_prepared_one() {
         let record = ModuleRecord::from_bytes(bytes).unwrap();
         let fresh = full(8).prepare(Net::new(&target.device)).unwrap();
         let loaded = fresh.load_record(record);
-        assert!(matches!(loaded.fc1.weight.base().dtype(), DType::QFloat(_)));
+        assert_matches!(loaded.fc1.weight.base().dtype(), DType::QFloat(_));
         assert_eq!(values(loaded.forward(x)), expected);
         assert_eq!(
             quantized_weights(&loaded).unwrap(),
@@ -178,25 +175,18 @@ fn an_affine_weight_is_refused_or_stays_fake_quantized() {
         let rejected = ConvertConfig::new().convert(net).unwrap_err();
         let error = rejected.error().to_string();
         assert!(error.starts_with("parameter `fc1.weight`: "), "{error}");
-        assert!(error.contains("no zero point"), "{error}");
+        assert_says!(error, "no zero point");
         let net = rejected.into_value();
 
         let keep = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
         let (kept, report) = keep.convert(net.clone()).unwrap();
-        assert!(matches!(
-            report.weights[0].outcome,
-            Outcome::KeptFakeQuantized { .. }
-        ));
-        assert!(
-            report.to_string().contains("stays fake-quantized"),
-            "{report}"
-        );
+        assert_matches!(report.weights[0].outcome, Outcome::KeptFakeQuantized { .. });
+        assert_says!(report, "stays fake-quantized");
         let x = samples(&target.device).remove(0);
         assert_eq!(values(kept.forward(x.clone())), values(net.forward(x)));
 
         // From its file, with the scale and the zero point that it had.
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("net.safetensors");
+        let (_folder, path) = scratch("net.safetensors");
         save_safetensors(&kept, &path).unwrap();
         let fresh = config.prepare(Net::new(&target.device)).unwrap();
         let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
@@ -214,22 +204,15 @@ fn conversion_needs_ranges_and_quantizers() {
     let device = Device::flex();
     let error = |net: Net| ConvertConfig::new().convert(net).unwrap_err().into_error();
 
-    let plain = error(Net::new(&device));
-    assert!(matches!(plain, QuantError::NothingToConvert));
+    assert_matches!(error(Net::new(&device)), QuantError::NothingToConvert);
 
     let unobserved = full(8).prepare(Net::new(&device)).unwrap();
     let text = error(unobserved).to_string();
-    assert!(
-        text.contains("input of `fc1`") && text.contains("no data was observed"),
-        "{text}"
-    );
+    assert_says!(text, "input of `fc1`", "no data was observed");
 
     let later = Schedule::new().with_quantize_from(100);
     let text = error(prepared(full(8).with_schedule(later), &device)).to_string();
-    assert!(
-        text.contains("`fc1.weight`") && text.contains("does not quantize"),
-        "{text}"
-    );
+    assert_says!(text, "`fc1.weight`", "does not quantize");
 }
 
 #[test]
@@ -259,21 +242,19 @@ fn reports_survive_json_and_print_every_weight() {
         serde_json::from_str::<burn_lean::quant::ConversionReport>(&json).unwrap(),
         report
     );
-    let text = report.to_string();
-    for part in [
+    assert_says!(
+        report,
         "fc1.weight",
         "fc2.weight",
         "Q4S Native",
         "INT4 narrow",
-        "total",
-    ] {
-        assert!(text.contains(part), "{text}");
-    }
+        "total"
+    );
     let none: Vec<Tensor<3>> = Vec::new();
     let error = compare(&mut report, &net, &converted, none, |net, x| {
         net.forward(x.clone())
     });
-    assert!(matches!(error, Err(QuantError::NoData { .. })));
+    assert_matches!(error, Err(QuantError::NoData { .. }));
 }
 
 #[test]
@@ -282,23 +263,20 @@ fn codes_and_scales_that_do_not_fit_are_refused() {
     let new = |codes: Vec<i32>, scale: Vec<f32>| {
         QuantizedTensor::new(codes, vec![2], scale, vec![0.0], scheme.clone()).unwrap_err()
     };
-    assert!(matches!(
-        new(vec![1], vec![1.0]),
-        QuantError::LengthMismatch { .. }
-    ));
-    assert!(matches!(
+    assert_matches!(new(vec![1], vec![1.0]), QuantError::LengthMismatch { .. });
+    assert_matches!(
         new(vec![1, -8], vec![1.0]),
         QuantError::CodeOutOfRange { code: -8, .. }
-    ));
+    );
     // The second has no inverse: its steps would be infinite, and zeros NaN.
     for scale in [0.0, 2.9e-39] {
         let refused = new(vec![1, 2], vec![scale]);
-        assert!(matches!(refused, QuantError::InvalidScale { .. }));
+        assert_matches!(refused, QuantError::InvalidScale { .. });
     }
-    assert!(matches!(
+    assert_matches!(
         new(vec![1, 2], vec![1.0; 2]),
         QuantError::LengthMismatch { .. }
-    ));
+    );
 }
 
 /// On a GPU, a convolution's codes are packed along its input channels; two fill no word.
@@ -314,19 +292,14 @@ fn a_convolution_is_converted_where_the_device_can_hold_it() {
                 Ok((converted, _)) => {
                     assert!(channels > 2 || !target.is_gpu());
                     let base = converted.weight.base();
-                    assert!(matches!(base.dtype(), DType::QFloat(_)));
+                    assert_matches!(base.dtype(), DType::QFloat(_));
                     assert_eq!(values(converted.forward(x)), expected);
                 }
                 Err(rejected) => {
-                    assert!(
-                        channels == 2 && target.is_gpu(),
-                        "{channels} on {}",
-                        target.name
-                    );
-                    let text = rejected.error().to_string();
-                    assert!(
-                        text.contains("no axis of [5, 2, 3, 3] is a multiple of the 4"),
-                        "{text}"
+                    assert!(channels == 2 && target.is_gpu(), "{channels}");
+                    assert_says!(
+                        rejected.error(),
+                        "no axis of [5, 2, 3, 3] is a multiple of the 4"
                     );
                 }
             }

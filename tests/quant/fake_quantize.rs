@@ -7,7 +7,7 @@ use burn_lean::quant::{
 use proptest::prelude::*;
 
 use crate::support::cases;
-use crate::support::{devices, each_device, numbers, tensor, values};
+use crate::support::{devices, each_device, numbers, on_tracked, tensor, values};
 
 /// Schemes of every format, mapping, granularity and format of scales, for shape `[8, 32]`.
 fn schemes() -> Vec<Scheme> {
@@ -201,8 +201,7 @@ fn half_tensors_keep_their_dtype() {
 
 #[test]
 fn quantization_parameters_get_no_gradient() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let scheme = Scheme::symmetric(NumberFormat::int8());
         let scale = Tensor::<1>::from_floats([0.5], &device).require_grad();
         let qparams = QuantParams::symmetric(scale.clone(), &scheme);

@@ -14,7 +14,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::convert::{Net, full, prepared, samples};
-use crate::support::{each_device, values};
+use crate::support::{each_device, scratch, values};
 
 /// Affine codes of 8 bits.
 fn activation(observer: ObserverConfig, learned: Learned) -> QatConfig {
@@ -48,8 +48,7 @@ fn outputs(net: &Net, device: &Device) -> Vec<f32> {
 
 #[test]
 fn the_metadata_says_scheme_scale_and_zero_point_and_nothing_observed_is_stored() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     each_device(|target| {
         for config in [
             full(8),
@@ -93,8 +92,7 @@ fn the_metadata_says_scheme_scale_and_zero_point_and_nothing_observed_is_stored(
 
 #[test]
 fn a_dynamic_range_is_said_to_be_that_of_the_values_at_hand() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     let device = Device::flex();
     let config = activation(ObserverConfig::Memoryless, Learned::None);
     let net = config.prepare(Net::new(&device)).unwrap().valid();
@@ -109,14 +107,12 @@ fn a_dynamic_range_is_said_to_be_that_of_the_values_at_hand() {
     assert_eq!(outputs(&loaded, &device), outputs(&net, &device));
     // One that is to keep a range would have none.
     let keeps = activation(ObserverConfig::MinMax, Learned::None);
-    let refused = load(&keeps, &path, &device).unwrap_err();
-    assert!(matches!(refused, QuantError::File { .. }), "{refused}");
+    assert_matches!(load(&keeps, &path, &device), Err(QuantError::File { .. }));
 }
 
 #[test]
 fn what_has_no_range_yet_keeps_what_it_observed() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     let device = Device::flex();
     let config = full(8);
     let net = config.prepare(Net::new(&device)).unwrap().valid();
@@ -133,8 +129,7 @@ fn what_has_no_range_yet_keeps_what_it_observed() {
 
 #[test]
 fn activations_that_no_quantizer_can_have_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     let device = Device::flex();
     let config = full(4);
     save_safetensors(&prepared(config.clone(), &device), &path).unwrap();
@@ -172,25 +167,20 @@ fn activations_that_no_quantizer_can_have_are_refused() {
         );
     }
     for value in [json!([null]), json!("0.5"), json!(null)] {
-        let error = changed("scale", value);
-        assert!(matches!(error, QuantError::File { .. }), "{error}");
+        assert_matches!(changed("scale", value), QuantError::File { .. });
     }
     let other = json!(Scheme::symmetric(NumberFormat::int(4)));
     let error = changed("scheme", other);
-    assert!(error.to_string().contains("another scheme"), "{error}");
+    assert_says!(error, "another scheme");
 
     let mut more = activations.clone();
     more.insert("fc9.weight.quant.input".into(), known.clone());
     let error = refused(json!(more).to_string());
-    assert!(
-        error.to_string().contains("no quantizer for its `fc9"),
-        "{error}"
-    );
+    assert_says!(error, "no quantizer for its `fc9");
     // Without its entry a quantizer has neither a range nor what it observed.
     let mut fewer = activations.clone();
     fewer.remove(first);
     let error = refused(json!(fewer).to_string());
-    assert!(error.to_string().contains("is missing"), "{error}");
-    let error = refused("nonsense".into());
-    assert!(matches!(error, QuantError::File { .. }), "{error}");
+    assert_says!(error, "is missing");
+    assert_matches!(refused("nonsense".into()), QuantError::File { .. });
 }

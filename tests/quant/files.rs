@@ -2,7 +2,7 @@
 
 use crate::compressed_tensors::{halves, rewritten};
 use crate::convert::{Net, full, prepared, samples, weight_only};
-use crate::support::{each_device, values};
+use crate::support::{each_device, on_each, scratch, values};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
@@ -54,8 +54,7 @@ fn files_hold_as_many_bits_as_the_codes_have() {
 /// Burn panics in a debug build when a GPU gives back 36 bytes of codes and 36 of scales.
 #[test]
 fn codes_that_do_not_come_back_are_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("table.safetensors");
+    let (_folder, path) = scratch("table.safetensors");
     each_device(|target| {
         let table: Embedding = EmbeddingConfig::new(9, 8).init(&target.device);
         let config = QatConfig::new().with_weight(WeightConfig::int(4));
@@ -64,8 +63,8 @@ fn codes_that_do_not_come_back_are_an_error() {
         match save_safetensors(&table, &path) {
             Ok(_) => {}
             Err(error) => {
-                assert!(target.is_gpu(), "{}: {error}", target.name);
-                assert!(error.to_string().contains("`weight`"), "{error}");
+                assert!(target.is_gpu(), "{error}");
+                assert_says!(error, "`weight`");
             }
         }
     });
@@ -102,8 +101,7 @@ fn load(path: &Path) -> QuantError {
 
 #[test]
 fn damaged_and_foreign_files_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     let reason = |error: QuantError| match error {
         QuantError::File { reason, .. } => reason,
         other => panic!("{other:?}"),
@@ -174,12 +172,7 @@ fn damaged_and_foreign_files_are_refused() {
         error.to_string().starts_with("parameter `fc1.weight`: "),
         "{error}"
     );
-    assert!(
-        error
-            .to_string()
-            .contains("another scheme than INT4 narrow"),
-        "{error}"
-    );
+    assert_says!(error, "another scheme than INT4 narrow");
     std::fs::write(&path, &good).unwrap();
     let wide = LinearConfig::new(3, 4).init(&Device::flex());
     let rejected = load_safetensors(wide, &path, Storage::Auto).unwrap_err();
@@ -195,10 +188,8 @@ struct Counted {
 
 #[test]
 fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("counted.safetensors");
-    each_device(|target| {
-        let device = &target.device;
+    let (_folder, path) = scratch("counted.safetensors");
+    on_each(|device| {
         let steps = TensorData::from([3_i32, 4]);
         let steps = Tensor::<1, Int>::from_data(steps, (device, DType::I32));
         let counted = Counted {
@@ -226,8 +217,8 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
             let rejected = load_safetensors(counted.clone(), &path, Storage::Auto).unwrap_err();
             assert_eq!(rejected.value().steps.val().dtype(), DType::I32);
             let error = rejected.into_error();
-            assert!(matches!(error, QuantError::File { .. }), "{error}");
-            assert!(error.to_string().contains(says), "{error}");
+            assert_matches!(error, QuantError::File { .. });
+            assert_says!(error, says);
         }
         // A bias in half precision, and a weight whose values are.
         let bytes = retyped("fc.bias", Dtype::BF16);
@@ -235,7 +226,7 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
         let mut metadata = header.metadata().clone().unwrap();
         let entries = metadata.get_mut("quantized").unwrap();
         *entries = entries.replace(r#""dtype":"F32""#, r#""dtype":"BF16""#);
-        assert!(entries.contains("BF16"), "{entries}");
+        assert_says!(entries, "BF16");
         let found = SafeTensors::deserialize(&bytes).unwrap();
         let bytes = seal(found.tensors(), metadata).unwrap();
         std::fs::write(&path, bytes).unwrap();
@@ -315,8 +306,7 @@ fn integers_and_bools_are_counted_as_they_are_held_and_as_a_file_has_them() {
         steps: Param<Tensor<1, Int>>,
         seen: Param<Tensor<1, Bool>>,
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("kept.safetensors");
+    let (_folder, path) = scratch("kept.safetensors");
     let device = Device::flex();
     let steps = Tensor::<1, Int>::from_data(TensorData::from([3_i64; 5]), (&device, DType::I64));
     let seen = Tensor::<1, Int>::zeros([1000], &device).bool();
@@ -357,8 +347,7 @@ fn who_reads_a_file_that_is_written_again_reads_the_old_one() {
 
 #[test]
 fn a_file_of_blocks_holds_codes_and_scales_and_the_report_counts_its_bytes() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     let device = Device::flex();
     for (size, bits_per_weight) in [(16, 6.0), (32, 5.0)] {
         let layer = || LinearConfig::new(512, 256).with_bias(false).init(&device);
@@ -396,8 +385,7 @@ fn a_file_of_eight_bits_is_a_quarter_of_the_float_record() {
         fc2: LinearConfig::new(256, 10).init(&device),
     };
     let float = model.clone().into_record().into_bytes().unwrap().len() as f64;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     for (bits, goal) in [(8, 0.27), (4, 0.14), (2, 0.08)] {
         let prepared = weight_only(bits).prepare(model.clone()).unwrap();
         let file = save_safetensors(&prepared, &path).unwrap() as f64;

@@ -11,7 +11,7 @@ use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::quant::{QuantError, fold, fold::FoldPair, fold_for};
 
-use crate::support::{cast, each_device, tensor, values};
+use crate::support::{cast, each_device, on_each, on_tracked, tensor, values};
 
 #[derive(Module, Debug)]
 struct Block<L: Module + burn::module::ModuleDisplay> {
@@ -62,9 +62,7 @@ fn folds<L: Module + burn::module::ModuleDisplay, const D: usize>(
     let after = run(&folded);
     // Sums of at most 54 products and a bias, all of magnitude 4 at most: a few F32 roundings of
     // numbers below 32.
-    for (a, b) in before.iter().zip(&after) {
-        assert!((a - b).abs() < 1e-5, "{a} {b}");
-    }
+    assert_near!(before.iter(), &after, 1e-5);
     // The clone that was kept is as it was.
     assert_eq!(run(&block), before);
     // What is left of the normalization is exact: identity, or one addition.
@@ -77,8 +75,7 @@ fn folds<L: Module + burn::module::ModuleDisplay, const D: usize>(
 
 #[test]
 fn linear_layers_fold() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for bias in [true, false] {
             let layer = LinearConfig::new(6, 4).with_bias(bias).init(device);
             let x = tensor::<2>(9, [5, 6], device);
@@ -89,8 +86,7 @@ fn linear_layers_fold() {
 
 #[test]
 fn convolutions_of_every_rank_fold_grouped_or_not() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for bias in [true, false] {
             let layer = Conv1dConfig::new(2, 4, 3).with_bias(bias).init(device);
             let x = tensor::<3>(9, [2, 2, 8], device);
@@ -114,8 +110,7 @@ fn convolutions_of_every_rank_fold_grouped_or_not() {
 
 #[test]
 fn transposed_convolutions_fold_grouped_or_not() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for groups in [1, 2] {
             for bias in [true, false] {
                 let layer = ConvTranspose2dConfig::new([4, 6], [3, 2])
@@ -148,8 +143,7 @@ fn what_is_left_of_a_normalization_is_the_identity_for_any_epsilon() {
 
 #[test]
 fn a_folded_normalization_stays_as_it_is_in_training() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for bias in [true, false] {
             let block = Block {
                 layer: LinearConfig::new(3, 2).with_bias(bias).init(&device),
@@ -187,9 +181,7 @@ fn the_last_training_step_is_part_of_what_is_folded() {
         let expected = values(forward(&block.valid(), x.clone()));
         let found = values(forward(&folded.valid(), x));
         // Sums of three products below 8.
-        for (a, b) in found.iter().zip(&expected) {
-            assert!((a - b).abs() < 1e-5, "{a} {b}");
-        }
+        assert_near!(found.iter(), &expected, 1e-5);
     });
 }
 
@@ -252,14 +244,14 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
     let mut wide = block();
     wide.norm = norm(3, 1e-5, &device);
     let error = refuse(wide, FoldPair::new("layer", "norm", 1e-5));
-    assert!(matches!(
+    assert_matches!(
         error,
         QuantError::ChannelMismatch {
             found: 2,
             expected: 3,
             ..
         }
-    ));
+    );
 
     let mut broken = block();
     broken.norm.gamma = Param::from_data([1.0, f32::NAN], &device);
@@ -268,51 +260,39 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
     let mut broken = block();
     broken.norm.running_var = RunningState::new(Tensor::from_data([1.0, -2.0], &device));
     let error = refuse(broken, FoldPair::new("layer", "norm", 1e-5));
-    assert!(
-        error.to_string().contains("root of a negative variance"),
-        "{error}"
-    );
+    assert_says!(error, "root of a negative variance");
     let mut broken = block();
     broken.layer.weight = Param::from_data([[1.0, f32::INFINITY], [0.0; 2], [0.0; 2]], &device);
     let error = refuse(broken, FoldPair::new("layer", "norm", 1e-5));
-    assert!(
-        error
-            .to_string()
-            .contains("`layer.weight`: the folded value"),
-        "{error}"
-    );
+    assert_says!(error, "`layer.weight`: the folded value");
 
     let error = refuse(block(), FoldPair::new("layer", "norm", 0.0));
-    assert!(matches!(
+    assert_matches!(
         error,
         QuantError::InvalidConfig {
             field: "epsilon",
             ..
         }
-    ));
+    );
     let twice = [
         FoldPair::new("layer", "norm", 1e-5),
         FoldPair::new("layer", "norm", 1e-5),
     ];
     let error = fold(block(), &twice).unwrap_err().into_error();
-    assert!(matches!(
-        error,
-        QuantError::InvalidConfig { field: "pairs", .. }
-    ));
+    assert_matches!(error, QuantError::InvalidConfig { field: "pairs", .. });
 
     let embedding: Block<Embedding> = Block {
         layer: EmbeddingConfig::new(5, 2).init(&device),
         norm: norm(2, 1e-5, &device),
     };
     let error = fold(embedding, &pair()).unwrap_err().into_error();
-    assert!(matches!(error, QuantError::UnsupportedLayer { .. }));
-    assert!(error.to_string().contains("`Embedding`"), "{error}");
+    assert_matches!(error, QuantError::UnsupportedLayer { .. });
+    assert_says!(error, "`Embedding`");
 }
 
 #[test]
 fn a_large_epsilon_over_small_variances_is_folded_as_the_norm_has_it() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let mut norm = norm(2, 1e-3, device);
         norm.running_var = RunningState::new(Tensor::from_floats([1e-5, 2e-5], device));
         let block = Block {
@@ -370,9 +350,7 @@ fn a_forward_pass_shows_what_is_folded_with_its_epsilon() {
             let before = values(forward(&net.valid(), x.clone().without_autodiff()));
             let folded = fold_for(net.clone(), x.clone(), forward).unwrap();
             let after = values(forward(&folded.valid(), x.clone().without_autodiff()));
-            for (after, before) in after.iter().zip(&before) {
-                assert!((after - before).abs() < 1e-4, "{}", target.name);
-            }
+            assert_near!(after.iter(), &before, 1e-4);
             let is_identity = |norm: &BatchNorm| {
                 let gamma = values(norm.gamma.val());
                 let mean = values(norm.running_mean.value());
@@ -433,7 +411,7 @@ fn a_forward_pass_that_cannot_be_recorded_gives_the_model_back() {
         y
     })
     .unwrap_err();
-    assert!(matches!(rejected.error(), QuantError::Graph(_)));
+    assert_matches!(rejected.error(), QuantError::Graph(_));
     assert_eq!(rejected.into_value().weight.dims(), [2, 2]);
 }
 
@@ -480,10 +458,6 @@ fn a_folded_number_that_half_precision_cannot_hold_is_refused() {
     for (bias, path) in [(true, "`layer.bias`"), (false, "`norm.beta`")] {
         let mut low = block(bias);
         low.norm.running_mean = RunningState::new(Tensor::from_data([0.0, 2e4], &device));
-        let text = refused(low);
-        assert!(
-            text.contains(path) && text.contains("the folded value"),
-            "{text}"
-        );
+        assert_says!(refused(low), path, "the folded value");
     }
 }

@@ -55,10 +55,7 @@ fn a_converted_half_model_runs_in_its_dtype_with_the_same_outputs() {
                 let weight = values(net.first.weight.val());
                 let config = ConvertConfig::new().with_dequantize(dequantize);
                 let (converted, _) = config.convert(net).unwrap();
-                assert!(matches!(
-                    converted.first.weight.base().dtype(),
-                    DType::QFloat(_)
-                ));
+                assert_matches!(converted.first.weight.base().dtype(), DType::QFloat(_));
                 assert_eq!(converted.first.weight.val().dtype(), DType::from(dtype));
                 assert_eq!(values(converted.first.weight.val()), weight);
                 for _ in 0..2 {

@@ -87,7 +87,7 @@ fn nothing_that_passes_through_a_quantizer_is_an_error() {
         layer.forward(Tensor::<2>::ones([1, 2], &device));
     })
     .unwrap_err();
-    assert!(matches!(error, QuantError::NoData { .. }), "{error}");
+    assert_matches!(error, QuantError::NoData { .. });
 }
 
 #[test]

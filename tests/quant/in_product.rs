@@ -11,7 +11,7 @@ use burn_lean::quant::{
     save_safetensors,
 };
 
-use crate::support::{Target, each_device, tensor, values, with_numbers};
+use crate::support::{Target, each_device, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -51,7 +51,7 @@ fn agrees(target: &Target, weight: &ConvertedWeight, layer: &Linear) {
     println!("{}: {weight:?}", target.name);
     match weight.dequantize {
         Dequantize::InProduct => {
-            assert!(matches!(weight.outcome, Outcome::Converted { .. }));
+            assert_matches!(weight.outcome, Outcome::Converted { .. });
             assert_eq!(weight.why_once, None);
             assert_eq!(weight.resident_bytes, weight.bytes);
             assert!(is_quantized(&layer.weight));
@@ -69,12 +69,7 @@ fn assert_close(found: &[f32], expected: &[f32]) {
     let largest = expected
         .iter()
         .fold(0f32, |largest, x| largest.max(x.abs()));
-    for (found, expected) in found.iter().zip(expected) {
-        assert!(
-            (found - expected).abs() <= 1e-5 * largest,
-            "{found} {expected}"
-        );
-    }
+    assert_near!(found.iter(), expected, 1e-5 * largest);
 }
 
 #[test]
@@ -121,7 +116,10 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
             assert!(weight.why_once.is_some(), "{report}");
         }
         let text = report.to_string();
-        assert!(text.contains("`embedding.weight` is dequantized once: Burn multiplies by codes in linear layers alone"), "{text}");
+        assert_says!(
+            text,
+            "`embedding.weight` is dequantized once: Burn multiplies by codes in linear layers alone"
+        );
         let prepared = prepared.valid();
         let tokens = TensorData::from([[0, 3, 15]]);
         let tokens = || Tensor::<2, Int>::from_data(tokens.clone(), &target.device);
@@ -139,8 +137,7 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
 
 #[test]
 fn a_file_is_loaded_so_into_prepared_and_plain_models() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let load = LoadConfig::new().with_dequantize(Dequantize::InProduct);
     each_device(|target| {
         let config = QatConfig::new().with_activation(None);
@@ -160,15 +157,11 @@ fn a_file_is_loaded_so_into_prepared_and_plain_models() {
 /// Blocks of Burn have at most 255 numbers along an axis, and 257 is prime.
 #[test]
 fn a_weight_whose_scales_are_beside_its_codes_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     each_device(|target| {
         let plain = || LinearConfig::new(257, 8).init(&target.device);
         let (prepared, converted, report) = converted(plain(), WeightConfig::int(8));
-        assert!(matches!(
-            report.weights[0].outcome,
-            Outcome::Converted { .. }
-        ));
+        assert_matches!(report.weights[0].outcome, Outcome::Converted { .. });
         let x = tensor::<2>(4, [3, 257], &target.device);
         let expected = values(prepared.valid().forward(x.clone()));
         assert_eq!(values(converted.forward(x.clone())), expected);
@@ -186,12 +179,9 @@ fn a_weight_whose_scales_are_beside_its_codes_says_so() {
             let [weight] = &report.weights[..] else {
                 panic!("{report}");
             };
-            assert_eq!(weight.dequantize, Dequantize::Once, "{}", target.name);
+            assert_eq!(weight.dequantize, Dequantize::Once);
             let reason = weight.why_once.as_deref().unwrap();
-            assert!(
-                reason.contains("its scales are not in Burn's tensor"),
-                "{reason}"
-            );
+            assert_says!(reason, "its scales are not in Burn's tensor");
         }
     });
 }

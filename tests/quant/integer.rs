@@ -204,55 +204,52 @@ fn numbers_that_do_not_fit_are_refused() {
     let error = |codes: Vec<i8>, scale: &[f32], bias: Option<&[f32]>, grid: Grid| {
         linear(codes, scale, bias, grid).unwrap_err()
     };
-    assert!(matches!(
+    assert_matches!(
         error(vec![1], &[1.0], None, grid),
         QuantError::LengthMismatch { .. }
-    ));
-    assert!(matches!(
+    );
+    assert_matches!(
         error(vec![1, 2], &[1.0; 3], None, grid),
         QuantError::LengthMismatch { .. }
-    ));
-    assert!(matches!(
+    );
+    assert_matches!(
         error(vec![1, 2], &[0.0], None, grid),
         QuantError::InvalidScale { .. }
-    ));
+    );
     let bad = Grid {
         scale: f32::NAN,
         ..grid
     };
-    assert!(matches!(
+    assert_matches!(
         error(vec![1, 2], &[1.0], None, bad),
         QuantError::InvalidScale { .. }
-    ));
+    );
     let bias = error(vec![1, 2], &[1e-6], Some(&[2e3]), grid);
-    assert!(matches!(bias, QuantError::BiasOverflow { channel: 0, .. }));
+    assert_matches!(bias, QuantError::BiasOverflow { channel: 0, .. });
 
     let layer = linear(vec![127, 127], &[1.0], None, grid).unwrap();
-    assert!(matches!(
+    assert_matches!(
         layer.accumulate(&[1]),
         Err(QuantError::LengthMismatch { .. })
-    ));
-    assert!(matches!(
+    );
+    assert_matches!(
         layer.accumulate(&[1, 256]),
         Err(QuantError::CodeOutOfRange { code: 256, .. })
-    ));
+    );
     let fine = Grid {
         scale: 1e-12,
         ..grid
     };
     let requantized = layer.requantize(&[1], fine, Requantization::FixedPoint);
-    assert!(matches!(
-        requantized,
-        Err(QuantError::InvalidMultiplier { .. })
-    ));
+    assert_matches!(requantized, Err(QuantError::InvalidMultiplier { .. }));
 
     // A bias of 2³¹ − 128 steps, the largest that F32 holds, leaves room for no product.
     let full = linear(vec![127, 127], &[1.0], Some(&[1_073_741_760.0]), grid).unwrap();
     assert!(full.accumulate(&[10, 10]).is_ok());
-    assert!(matches!(
+    assert_matches!(
         full.accumulate(&[255, 255]),
         Err(QuantError::AccumulatorOverflow { .. })
-    ));
+    );
 
     let conv =
         |geometry| IntegerConv2d::new(vec![1; 4], [1, 1, 2, 2], &[1.0], None, grid, geometry);
@@ -260,25 +257,19 @@ fn numbers_that_do_not_fit_are_refused() {
         stride: [0, 1],
         ..ConvGeometry::default()
     };
-    assert!(matches!(
+    assert_matches!(
         conv(zero_stride),
         Err(QuantError::InvalidConfig {
             field: "geometry",
             ..
         })
-    ));
+    );
     let small = conv(ConvGeometry::default())
         .unwrap()
         .accumulate(&[10], [1, 1, 1, 1]);
-    assert!(matches!(
-        small,
-        Err(QuantError::InvalidConfig { field: "input", .. })
-    ));
+    assert_matches!(small, Err(QuantError::InvalidConfig { field: "input", .. }));
 
-    assert!(matches!(
-        grid.quantize(f32::NAN),
-        Err(QuantError::NonFinite { .. })
-    ));
+    assert_matches!(grid.quantize(f32::NAN), Err(QuantError::NonFinite { .. }));
     assert_eq!(grid.quantize(f32::INFINITY).unwrap(), 255);
     assert_eq!(grid.quantize(f32::NEG_INFINITY).unwrap(), 0);
     // The inverse of its scale is infinite.
@@ -320,11 +311,11 @@ fn only_symmetric_weights_of_signed_integers_are_multiplied() {
     let weight =
         QuantizedTensor::new(vec![1, 2], vec![2, 1], vec![1.0], vec![5.0], affine).unwrap();
     let error = IntegerLinear::of(&weight, None, byte_grid()).unwrap_err();
-    assert!(matches!(error, QuantError::UnsupportedScheme { .. }));
+    assert_matches!(error, QuantError::UnsupportedScheme { .. });
     let vector = Scheme::symmetric(NumberFormat::int8());
     let weight = QuantizedTensor::new(vec![1, 2], vec![2], vec![1.0], vec![0.0], vector).unwrap();
     let error = IntegerLinear::of(&weight, None, byte_grid()).unwrap_err();
-    assert!(matches!(error, QuantError::LengthMismatch { .. }));
+    assert_matches!(error, QuantError::LengthMismatch { .. });
 }
 
 #[test]
@@ -351,6 +342,6 @@ fn a_multiplier_reads_back_from_json_and_an_impossible_one_is_refused() {
     ] {
         let json = serde_json::json!({ "mantissa": mantissa, "exponent": exponent });
         let error = serde_json::from_value::<Multiplier>(json).unwrap_err();
-        assert!(error.to_string().contains(message), "{error}");
+        assert_says!(error, message);
     }
 }

@@ -26,7 +26,7 @@ use burn_lean::quant::{
     quantizers,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, on_tracked, tensor, values, with_numbers};
 
 /// The numbers of the plain layer: to the bit, but where fusion compiles the steps of a recurrent
 /// layer with other neighbours, which the rounding of a sum shows.
@@ -68,13 +68,8 @@ fn assert_layer<M: Module>(
     let scale = expected
         .iter()
         .fold(0.0f32, |all, value| all.max(value.abs()));
-    for (found, expected) in found.iter().zip(&expected) {
-        // INT8 keeps two digits; a layer that is wired wrongly is off by its whole range.
-        assert!(
-            (found - expected).abs() < 0.1 * scale,
-            "{found} for {expected}"
-        );
-    }
+    // INT8 keeps two digits; a layer that is wired wrongly is off by its whole range.
+    assert_near!(found.iter(), &expected, 0.1 * scale);
     for located in quantizers(&prepared) {
         assert!(located.quantizer.is_observed(), "{}", located.path);
     }
@@ -101,8 +96,7 @@ fn a_deformable_convolution_has_no_quantizer_that_no_call_reaches() {
 
 #[test]
 fn linear_layers_and_convolutions() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(1, [2, 3, 4], device);
         assert_layer!(LinearConfig::new(4, 5).init(device), x);
         let x = tensor::<3>(1, [2, 3, 6], device);
@@ -122,8 +116,7 @@ fn linear_layers_and_convolutions() {
 
 #[test]
 fn embeddings_quantize_their_rows() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let tokens = Tensor::<2, Int>::from_data([[1, 0], [4, 2]], device);
         assert_layer!(EmbeddingConfig::new(5, 3).init(device), tokens);
     });
@@ -137,8 +130,7 @@ fn masks(device: &Device) -> (Tensor<2, Bool>, Tensor<3, Bool>) {
 
 #[test]
 fn attention_with_masks_and_either_softmax() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let (pad, ahead) = masks(device);
         let x = tensor::<3>(1, [2, 3, 4], device);
         let memory = tensor::<3>(2, [2, 3, 4], device);
@@ -167,8 +159,7 @@ fn attention_with_masks_and_either_softmax() {
 
 #[test]
 fn both_products_of_an_attention_have_quantized_operands() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(1, [2, 3, 4], device);
         let layer = with_numbers(MultiHeadAttentionConfig::new(4, 2).init(device), 3);
         let prepared = QatConfig::new().prepare(layer).unwrap();
@@ -204,8 +195,7 @@ fn both_products_of_an_attention_have_quantized_operands() {
 
 #[test]
 fn transformer_encoders_with_the_norm_first_or_last() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let (pad, ahead) = masks(device);
         let x = tensor::<3>(1, [2, 3, 4], device);
         assert_layer!(PositionWiseFeedForwardConfig::new(4, 6).init(device), x);
@@ -242,8 +232,7 @@ fn decoder_input(device: &Device) -> TransformerDecoderInput {
 
 #[test]
 fn transformer_decoders_with_the_norm_first_or_last() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for norm_first in [false, true] {
             let input = || decoder_input(device);
             assert_layer(
@@ -312,15 +301,14 @@ fn a_cross_attention_is_quantized_in_its_weights_only() {
         converted.map(|(converted, _)| assert_eq!(forward(&converted), expected))
     };
     let error = convert(QatConfig::new()).unwrap_err().into_error();
-    assert!(error.to_string().contains("`query`"), "{error}");
+    assert_says!(error, "`query`");
     let leave_out = Override::new("**".into()).with_skip_activation(Some(true));
     convert(QatConfig::new().with_overrides(vec![leave_out])).unwrap();
 }
 
 #[test]
 fn simple_recurrent_layers_in_all_their_variants() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(1, [2, 3, 4], device);
         let all = |(output, state): (Tensor<3>, RnnState<2>)| {
             [values(output), values(state.hidden)].concat()
@@ -350,8 +338,7 @@ fn simple_recurrent_layers_in_all_their_variants() {
 
 #[test]
 fn recurrent_layers_in_both_directions() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for batch_first in [true, false] {
             for with_state in [true, false] {
                 let x = tensor::<3>(1, [2, 3, 4], device);
@@ -407,8 +394,7 @@ fn the_second_direction_is_the_layer_over_the_turned_sequence() {
             "{found:?}, {expected:?}"
         );
     };
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(1, [2, 3, 4], device);
         let lstm = BiLstmConfig::new(4, 5, true).init(device);
         let lstm = calibrated(lstm, |lstm| {
@@ -436,8 +422,7 @@ fn the_second_direction_is_the_layer_over_the_turned_sequence() {
 
 #[test]
 fn recurrent_layers_in_all_their_variants() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor::<3>(1, [2, 3, 4], device);
         let state = || {
             LstmState::new(
@@ -487,8 +472,7 @@ fn recurrent_layers_in_all_their_variants() {
 fn gradients_reach_all_weights_of_an_attention_and_a_recurrent_layer() {
     use crate::support::gradients;
     use burn::optim::GradientsParams;
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let x = tensor::<3>(1, [2, 3, 4], &device);
         let lstm = with_numbers(LstmConfig::new(4, 5, true).init(&device), 1);
         let lstm = advance(QatConfig::new().prepare(lstm).unwrap());

@@ -7,7 +7,7 @@ use burn_lean::quant::{
     fake_quantize,
 };
 
-use crate::support::{Target, each_device, numbers, tensor, values};
+use crate::support::{Target, each_device, numbers, on_tracked, tensor, values};
 
 const SHAPE: [usize; 2] = [6, 8];
 
@@ -145,12 +145,7 @@ fn values_are_those_of_fake_quantize_with_a_rounded_zero_point() {
                 zero_point: qparams.zero_point.clone().round(),
             };
             let expected = fake_quantize(x(), &rounded, &scheme);
-            assert_eq!(
-                values(learned),
-                values(expected),
-                "{scheme} on {}",
-                target.name
-            );
+            assert_eq!(values(learned), values(expected), "{scheme}");
         }
     });
 }
@@ -158,8 +153,7 @@ fn values_are_those_of_fake_quantize_with_a_rounded_zero_point() {
 /// A step of the optimizer may push a scale below zero; the next one must be able to bring it back.
 #[test]
 fn a_scale_that_became_negative_still_has_a_finite_gradient() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let scheme = Scheme::symmetric(NumberFormat::int8());
         let scale = Tensor::<1>::from_floats([-0.1], &device).require_grad();
         let qparams = QuantParams::symmetric(scale.clone(), &scheme);
@@ -175,8 +169,7 @@ fn a_scale_that_became_negative_still_has_a_finite_gradient() {
 
 #[test]
 fn what_is_not_learned_gets_no_gradient() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let scheme = Scheme::affine(NumberFormat::uint8());
         let gradient = LearnedGradient::lsq(&scheme, &[2]).unwrap();
         let scale = Tensor::<1>::from_floats([0.1], &device).require_grad();
@@ -197,8 +190,7 @@ fn what_is_not_learned_gets_no_gradient() {
 /// Descent on the scale alone finds one that is better than the range's.
 #[test]
 fn the_other_gradients_do_not_depend_on_whether_the_zero_point_is_learned() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for scheme in schemes() {
             let learned = |zero_point: bool| {
                 let x = tensor::<2>(1, SHAPE, &device)

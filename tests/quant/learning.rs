@@ -11,7 +11,7 @@ use burn_lean::quant::{
 use burn_lean::reparam::{PathMapper, Trail, map_with_path};
 
 use crate::quantizers::{range, uint8};
-use crate::support::{each_device, gradients, tensor, values, with_numbers};
+use crate::support::{gradients, on_tracked, tensor, values, with_numbers};
 
 fn lsq(learned: Learned, activation: FakeQuantizeConfig) -> QatConfig {
     let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
@@ -42,8 +42,7 @@ fn learned_that_move(
 
 #[test]
 fn learned_scales_start_from_the_data_when_quantization_starts_and_are_trained() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
         let schedule = Schedule::new().with_quantize_from(1);
         let config = lsq(Learned::LsqPlus, uint8()).with_schedule(schedule);
@@ -90,8 +89,7 @@ impl PathMapper for FreezeWeights {
 
 #[test]
 fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let build = || {
             let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
             let model = lsq(Learned::Lsq, uint8()).prepare(model).unwrap();
@@ -119,8 +117,8 @@ fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
                     model.forward(x).square().mean()
                 });
                 let loss = loss.unwrap();
-                assert!(loss.is_tracked(), "{}", target.name);
-                assert_eq!(learned(&model, loss), expected, "{}", target.name);
+                assert!(loss.is_tracked());
+                assert_eq!(learned(&model, loss), expected);
             }
         }
     });
@@ -129,8 +127,7 @@ fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
 /// Half a bell curve and one outlier: of the whole range two bits would have one level that is used.
 #[test]
 fn affine_scales_of_few_levels_start_where_the_error_is_small() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let bell = |i: usize| {
             let [a, b] = [0.6180, 0.7548].map(|step: f32| (i as f32 * step).fract().max(1e-4));
             ((-2.0 * a.ln()).sqrt() * (std::f32::consts::TAU * b).cos()).max(0.0)
@@ -168,8 +165,7 @@ fn affine_scales_of_few_levels_start_where_the_error_is_small() {
 
 #[test]
 fn after_a_calibration_learned_scales_start_from_its_ranges() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
         let model = lsq(Learned::LsqPlus, uint8()).prepare(model).unwrap();
         let x = tensor::<2>(1, [8, 6], &device);
@@ -200,8 +196,7 @@ fn after_a_calibration_learned_scales_start_from_its_ranges() {
 
 #[test]
 fn a_zero_point_is_learned_from_what_is_clipped() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
         let model = lsq(Learned::LsqPlus, uint8()).prepare(model).unwrap();
         let x = tensor::<2>(1, [8, 6], &device);
@@ -221,8 +216,7 @@ fn a_zero_point_is_learned_from_what_is_clipped() {
 
 #[test]
 fn learned_parameters_can_have_an_optimizer_without_weight_decay() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
         let model = lsq(Learned::Lsq, uint8()).prepare(model).unwrap();
         let x = tensor::<2>(1, [8, 6], &device);

@@ -1,5 +1,6 @@
 //! The `quant` crate as its users see it, on every device.
 
+#[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -248,7 +248,5 @@ fn a_layer_of_ones_own_before_a_norm_does_not_keep_the_others_from_being_folded(
         values(model.linear.weight.val())
     );
     let found = values(forward(&folded, x));
-    for (found, expected) in found.iter().zip(expected) {
-        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
-    }
+    assert_near!(found.iter(), expected, 1e-4);
 }

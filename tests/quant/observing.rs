@@ -11,7 +11,7 @@ use burn_lean::quant::{
 
 use rayon::prelude::*;
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_tracked, tensor, values, with_numbers};
 
 fn batch(values: &[f32], device: &Device) -> Tensor<1> {
     Tensor::from_floats(values, device)
@@ -36,8 +36,7 @@ fn each_observer(test: impl Fn(ObserverConfig, &Device)) {
         },
         ObserverConfig::histogram(RangeMethod::Search),
     ];
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for observer in observers {
             test(observer, &device);
         }
@@ -97,8 +96,7 @@ fn after_a_first_batch_that_is_not_finite_the_next_one_sets_the_range() {
 
 #[test]
 fn only_the_group_that_is_not_finite_keeps_its_range() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let scheme = Scheme::symmetric(NumberFormat::int8())
             .with_granularity(burn_lean::quant::Granularity::PerChannel { axis: 0 });
         let config = FakeQuantizeConfig::new(scheme).with_observer(ObserverConfig::MinMax);

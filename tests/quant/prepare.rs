@@ -16,7 +16,9 @@ use burn_lean::quant::{
 };
 use burn_lean::reparam::AttachError;
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{
+    each_device, on_each, on_tracked, parameters, scratch, tensor, values, with_numbers,
+};
 
 /// A small convolutional network.
 #[derive(Module, Debug)]
@@ -225,8 +227,7 @@ fn a_record_brings_back_ranges_step_and_schedule() {
 
 #[test]
 fn a_schedule_observes_then_quantizes_then_freezes() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let schedule = Schedule::new()
             .with_quantize_from(2)
             .with_freeze_observers_at(Some(4))
@@ -250,8 +251,7 @@ fn a_schedule_observes_then_quantizes_then_freezes() {
 
 #[test]
 fn float_records_go_into_prepared_models_and_out_of_them() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let float = Net::new(1, device);
         let record = float.clone().into_record();
         let prepared = QatConfig::new().prepare(Net::new(2, device)).unwrap();
@@ -271,7 +271,7 @@ fn a_float_record_of_another_model_is_refused() {
     let prepared = QatConfig::new().prepare(Net::new(2, &device)).unwrap();
     let other = LinearConfig::new(2, 2).init(&device).into_record();
     let rejected = load_float_record(prepared, other).unwrap_err();
-    assert!(matches!(rejected.error(), QuantError::Record { .. }));
+    assert_matches!(rejected.error(), QuantError::Record { .. });
     assert_eq!(quantizers(rejected.value()).len(), 6);
 }
 
@@ -282,9 +282,7 @@ fn a_record_of_another_scheme_is_refused_with_the_path() {
     let config = QatConfig::new().with_weight(WeightConfig::int(4));
     let int4 = config.prepare(Net::new(2, &device)).unwrap();
     let rejected = load_record(int4, int8.into_record()).unwrap_err();
-    let message = rejected.error().to_string();
-    assert!(message.contains("conv.weight.quant.weight"), "{message}");
-    assert!(message.contains("INT4 narrow"), "{message}");
+    assert_says!(rejected.error(), "conv.weight.quant.weight", "INT4 narrow");
 }
 
 #[test]
@@ -372,12 +370,12 @@ fn patterns_and_groups_that_match_nothing_are_errors() {
     let config = QatConfig::new().with_overrides(vec![unknown]);
     let error = config.prepare(net()).unwrap_err().into_error();
     assert!(matches!(&error, QuantError::UnknownPath { pattern, .. } if pattern == "fc3"));
-    assert!(error.to_string().contains("fc1.weight"), "{error}");
+    assert_says!(error, "fc1.weight");
 
     let group = ParamGroup::from_predicate("decoder");
     let config = QatConfig::new().with_group(Some(group));
     let error = config.prepare(net()).unwrap_err().into_error();
-    assert!(matches!(error, QuantError::NothingInGroup { .. }));
+    assert_matches!(error, QuantError::NothingInGroup { .. });
 
     let all = Override::new("**".into()).with_skip(Some(true));
     let config = QatConfig::new().with_overrides(vec![all]);
@@ -397,8 +395,7 @@ fn a_config_survives_json() {
         .with_weight(WeightConfig::int(4))
         .with_overrides(vec![Override::new("fc1".into()).with_skip(Some(true))])
         .with_schedule(Schedule::new().with_quantize_from(7));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("qat.json");
+    let (_folder, path) = scratch("qat.json");
     config.save(&path).unwrap();
     let loaded = QatConfig::load(&path).unwrap();
     assert_eq!(loaded.to_string(), config.to_string());

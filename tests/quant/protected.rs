@@ -10,7 +10,7 @@ use burn_lean::quant::{
     calibrate, module::learned_parameters, quantizers,
 };
 
-use crate::support::{cast, each_device, tensor, values, with_numbers};
+use crate::support::{cast, on_tracked, tensor, values, with_numbers};
 
 /// The clip of the weights of a critic.
 struct Clip;
@@ -51,8 +51,7 @@ fn prepared(device: &Device) -> Linear {
 
 #[test]
 fn clipping_the_weights_leaves_observed_ranges_alone() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let layer = prepared(&device);
         let before = ranges(&layer);
         assert!(before.concat().iter().any(|bound| bound.abs() > 0.5));
@@ -94,8 +93,7 @@ impl ModuleMapper for ClipWeights {
 /// To a mapper they are what they are to an optimizer, which is one, too.
 #[test]
 fn clipping_reaches_learned_scales_unless_they_are_left_out() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let learning = || {
             let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
             let layer = with_numbers(LinearConfig::new(6, 4).init(&device), 5);

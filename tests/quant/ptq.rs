@@ -11,7 +11,7 @@ use burn_lean::quant::{
     quantized_weights, quantizers, rounding::AdaRoundConfig,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, tensor, values, with_numbers};
 
 /// A convolution of odd geometry and a linear layer.
 #[derive(Module, Debug)]
@@ -277,10 +277,7 @@ fn no_calibration_data_is_an_error_with_the_model() {
                 net.forward(x);
             })
             .unwrap_err();
-        assert!(
-            matches!(rejected.error(), QuantError::NoData { .. }),
-            "{rejected:?}"
-        );
+        assert_matches!(rejected.error(), QuantError::NoData { .. });
         assert!(quantizers(rejected.value()).is_empty());
     }
     // Without anything that asks for data, none is needed.
@@ -321,7 +318,7 @@ fn a_model_without_a_layer_that_is_rounded_by_data_is_rounded_to_nearest() {
             Rounding::AdaRound(AdaRoundConfig::new()),
         ] {
             let error = quantize(of(rounding)).unwrap_err().into_error();
-            assert!(error.to_string().contains("no linear layer"), "{error}");
+            assert_says!(error, "no linear layer");
         }
     });
 }
@@ -341,11 +338,7 @@ fn a_model_that_is_not_called_with_its_quantizers_names_the_first() {
             },
         )
         .unwrap_err();
-    let text = rejected.to_string();
-    assert!(
-        text.contains("weight.quant.input") && text.contains("forward_q"),
-        "{text}"
-    );
+    assert_says!(rejected, "weight.quant.input", "forward_q");
 }
 
 #[test]
@@ -363,13 +356,13 @@ fn static_ranges_without_an_observer_are_refused() {
         )
         .unwrap_err()
         .into_error();
-    assert!(matches!(
+    assert_matches!(
         error,
         QuantError::InvalidConfig {
             field: "observers",
             ..
         }
-    ));
+    );
 }
 
 /// What is refused before anything is run, with the model.
@@ -395,7 +388,7 @@ fn static_ranges_of_an_observer_without_memory_are_refused() {
         let config = PtqConfig::new().with_observers(observers);
         let (field, text) = refused(&config);
         assert_eq!(field, "observers");
-        assert!(text.contains("PtqMode::Dynamic"), "{text}");
+        assert_says!(text, "PtqMode::Dynamic");
         // Only the static mode has a use for them.
         let config = config.with_mode(PtqMode::Dynamic).with_progress(false);
         quantize(&config, &Device::flex());
@@ -410,7 +403,7 @@ fn a_schedule_that_does_not_quantize_from_the_start_is_refused() {
         let config = PtqConfig::new().with_quantize(quantize).with_mode(mode);
         let (field, text) = refused(&config);
         assert_eq!(field, "quantize_from");
-        assert!(text.contains("set_schedule"), "{text}");
+        assert_says!(text, "set_schedule");
     }
     // What comes after the start is kept.
     let later = Schedule::new().with_freeze_observers_at(Some(10));
@@ -459,8 +452,7 @@ impl Unusual {
 
 #[test]
 fn few_bits_leave_to_nearest_what_is_no_matrix_of_a_layer_and_say_so() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let net = Unusual {
             up: ConvTranspose2dConfig::new([2, 4], [2, 2]).init(device),
             heads: Param::from_tensor(tensor(5, [1, 16, 12], device)),
@@ -483,10 +475,7 @@ fn few_bits_leave_to_nearest_what_is_no_matrix_of_a_layer_and_say_so() {
             .map(|(path, _)| path.as_str())
             .collect();
         assert!(nearest.contains(&"heads"), "{rounding}");
-        assert!(
-            report.to_string().contains("heads is rounded to nearest"),
-            "{report}"
-        );
+        assert_says!(report, "heads is rounded to nearest");
         let quantized = quantized_weights(&net).unwrap();
         let quantized: Vec<_> = quantized.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(quantized, ["up.weight", "heads", "head.weight"]);

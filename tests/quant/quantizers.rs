@@ -14,7 +14,7 @@ use burn_lean::quant::{
     range::{Histogram, entropy},
 };
 
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, on_tracked, tensor, values};
 
 pub(crate) fn uint8() -> FakeQuantizeConfig {
     FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()))
@@ -39,8 +39,7 @@ fn inner(error: QuantError) -> QuantError {
 
 #[test]
 fn several_forwards_of_one_step_all_count() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let config = uint8().with_observer(ObserverConfig::MovingAverage {
             averaging_constant: 0.5,
         });
@@ -55,8 +54,7 @@ fn several_forwards_of_one_step_all_count() {
 
 #[test]
 fn a_frozen_quantizer_does_not_observe() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let quantizer = uint8().init(&device).unwrap();
         quantizer.forward(batch(&[-1.0, 1.0], &device));
         let frozen = quantizer.freeze();
@@ -99,8 +97,7 @@ fn half_values_are_quantized_in_f32_and_come_back_in_half() {
 
 #[test]
 fn empty_tensors_pass_and_do_not_count() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let quantizer = uint8().init(&device).unwrap();
         let empty = quantizer.forward(Tensor::<2>::zeros([0, 3], &device));
         assert_eq!(empty.dims(), [0, 3]);
@@ -235,8 +232,7 @@ fn histograms_and_statistics_of_nothing_are_refused_at_the_door() {
 /// A recurrence, or a layer that is shared, is one batch in a step.
 #[test]
 fn calls_of_one_forward_pass_are_one_batch_of_a_moving_average() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let tenth = ObserverConfig::MovingAverage {
             averaging_constant: 0.1,
         };
@@ -268,8 +264,7 @@ fn calls_of_one_forward_pass_are_one_batch_of_a_moving_average() {
 
 #[test]
 fn replicas_are_merged_by_what_their_observer_means() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let observed = |observer, ranges: &[(f32, f32)]| {
             let model = uint8().with_observer(observer).init(&device).unwrap();
             let replicas: Vec<_> = ranges
@@ -312,10 +307,7 @@ fn choices_that_contradict_each_other_are_refused() {
     };
     let unsupported = |config: FakeQuantizeConfig| {
         let error = config.init(&device).unwrap_err();
-        assert!(
-            matches!(error, QuantError::UnsupportedScheme { .. }),
-            "{error}"
-        );
+        assert_matches!(error, QuantError::UnsupportedScheme { .. });
     };
     unsupported(per_channel(ObserverConfig::MinMax));
     unsupported(per_channel(ObserverConfig::histogram(RangeMethod::Mse)));
@@ -372,7 +364,7 @@ fn dynamic_quantization_takes_each_token_by_itself() {
         );
         // The memoryless observer is chosen already.
         let learned = config.with_learned(Learned::Lsq).validate().unwrap_err();
-        assert!(learned.to_string().contains("`Learned::None`"), "{learned}");
+        assert_says!(learned, "`Learned::None`");
         let other = Tensor::<3>::from_floats([[[2.0]], [[-4.0]]], &target.device);
         assert_eq!(values(quantizer.forward(other)), [2.0, -4.0]);
     });
@@ -403,7 +395,7 @@ fn weights_of_a_models_own_modules_are_quantized_once_their_axis_is_named() {
     let beyond = Override::new("factor".into()).with_axis(Some(2));
     let config = QatConfig::new().with_overrides(vec![beyond]);
     let error = config.prepare(model()).unwrap_err().into_error();
-    assert!(error.to_string().contains("`factor`: axis 2"), "{error}");
+    assert_says!(error, "`factor`: axis 2");
 }
 
 #[test]

@@ -245,6 +245,6 @@ fn activations_have_blocks_of_what_is_left() {
             .prepare(LinearConfig::new(8, 6).init(&target.device))
             .unwrap_err();
         let error = error.into_error().to_string();
-        assert!(error.contains("extents is [0]"), "{error}");
+        assert_says!(error, "extents is [0]");
     });
 }

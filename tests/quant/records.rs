@@ -10,7 +10,7 @@ use burn_lean::quant::{
     save_safetensors,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{on_each, on_tracked, scratch, tensor, values, with_numbers};
 
 fn linear(device: &Device) -> Linear {
     with_numbers(LinearConfig::new(8, 4).init(device), 3)
@@ -30,8 +30,7 @@ impl ModuleMapper for Clamp {
 
 #[test]
 fn a_rounded_model_keeps_its_scales_in_a_record() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let config = QatConfig::new()
             .with_weight(WeightConfig::int(3))
             .with_activation(None);
@@ -159,8 +158,7 @@ fn a_record_that_fits_makes_up_for_one_of_another_scheme() {
 #[test]
 fn a_file_with_quantized_activations_is_refused_by_a_model_that_has_no_quantizers() {
     let device = Device::flex();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("linear.safetensors");
+    let (_folder, path) = scratch("linear.safetensors");
     let x = tensor::<2>(5, [32, 8], &device);
     let prepared = QatConfig::new().prepare(linear(&device)).unwrap();
     let prepared = calibrate(prepared, |linear| {
@@ -168,17 +166,13 @@ fn a_file_with_quantized_activations_is_refused_by_a_model_that_has_no_quantizer
     });
     save_safetensors(&prepared.unwrap(), &path).unwrap();
     let rejected = load_safetensors(linear(&device), &path, Storage::Auto).unwrap_err();
-    let message = rejected.error().to_string();
-    assert!(message.contains("weight.quant.input"), "{message}");
-    assert!(message.contains("prepare it"), "{message}");
+    assert_says!(rejected.error(), "weight.quant.input", "prepare it");
 }
 
 #[test]
 fn a_file_of_another_activation_scheme_is_refused_with_the_path() {
-    each_device(|target| {
-        let device = &target.device;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("linear.safetensors");
+    on_each(|device| {
+        let (_folder, path) = scratch("linear.safetensors");
         let x = tensor::<2>(5, [32, 8], device);
         let config = |bits| {
             let scheme = Scheme::affine(NumberFormat::uint(bits));
@@ -198,7 +192,7 @@ fn a_file_of_another_activation_scheme_is_refused_with_the_path() {
             panic!("{}", rejected.error())
         };
         assert_eq!(at, "weight.quant.input");
-        assert!(matches!(**error, QuantError::ForeignScheme { .. }));
+        assert_matches!(**error, QuantError::ForeignScheme { .. });
         assert_eq!(values(rejected.value().weight.base()), before);
 
         let same = config(8).prepare(linear(device)).unwrap();
@@ -212,10 +206,8 @@ fn a_file_of_another_activation_scheme_is_refused_with_the_path() {
 
 #[test]
 fn the_last_training_step_is_part_of_a_file() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("normed.safetensors");
+    on_tracked(|device| {
+        let (_folder, path) = scratch("normed.safetensors");
         let prepared = QatConfig::new().prepare(Normed::new(&device)).unwrap();
         let x = tensor::<2>(1, [16, 8], &device) + 3.0;
         prepared.linear.forward_q(prepared.norm.forward(x.clone()));
@@ -232,8 +224,7 @@ fn the_last_training_step_is_part_of_a_file() {
 
 #[test]
 fn a_weight_with_one_element_per_channel_has_codes_and_is_rounded() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let narrow = || with_numbers(LinearConfig::new(1, 4).init(device), 3);
         let weight = WeightConfig::new()
             .with_format(NumberFormat::int(4).narrow())
@@ -253,9 +244,7 @@ fn a_weight_with_one_element_per_channel_has_codes_and_is_rounded() {
             .unwrap();
         // Each is the largest of its channel.
         let float = values(narrow().weight.val());
-        for (found, float) in values(rounded.weight.val()).iter().zip(&float) {
-            assert!((found - float).abs() < 1e-6, "{found} for {float}");
-        }
+        assert_near!(values(rounded.weight.val()).iter(), &float, 1e-6);
         let weights = quantized_weights(&rounded).unwrap();
         let expected = float.iter().map(|x| 7 * x.signum() as i32);
         assert_eq!(weights[0].1.codes(), expected.collect::<Vec<_>>());

@@ -14,7 +14,7 @@ use burn_lean::quant::{
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, scratch, tensor, values, with_numbers};
 
 fn prepared(seed: u64, config: &QatConfig, device: &Device) -> Linear {
     let layer = with_numbers(LinearConfig::new(64, 32).init(device), seed);
@@ -59,7 +59,7 @@ fn a_converted_weight_is_dequantized_once_unless_its_codes_alone_are_to_stay() {
         let [lean_weight] = &lean.weights[..] else {
             panic!("{lean}");
         };
-        assert!(matches!(weight.outcome, Outcome::Converted { .. }));
+        assert_matches!(weight.outcome, Outcome::Converted { .. });
         assert_eq!(weight.bytes, lean_weight.bytes);
         assert_eq!(weight.resident_bytes, weight.bytes + 4 * 64 * 32);
         assert_eq!(lean_weight.resident_bytes, lean_weight.bytes);
@@ -135,11 +135,9 @@ fn what_was_computed_is_forgotten_when_the_weight_changes() {
 
 #[test]
 fn a_loaded_weight_is_dequantized_once_in_prepared_and_in_plain_models() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     let config = QatConfig::new().with_activation(None);
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer = config
             .prepare(with_numbers(LinearConfig::new(64, 32).init(device), 1))
             .unwrap();
@@ -155,14 +153,14 @@ fn a_loaded_weight_is_dequantized_once_in_prepared_and_in_plain_models() {
 
         let lean = LoadConfig::new().with_dequantize(Dequantize::EveryUse);
         let (loaded, report) = lean.load(plain(), &path).unwrap();
-        assert!(matches!(loaded.weight.base().dtype(), DType::QFloat(_)));
+        assert_matches!(loaded.weight.base().dtype(), DType::QFloat(_));
         assert_eq!(values(loaded.weight.base().dequantize()), expected);
         assert_eq!(report.weights[0].resident_bytes, report.weights[0].bytes);
 
         for (load, copies) in [(LoadConfig::new(), 1), (lean, 0)] {
             let prepared = config.prepare(plain()).unwrap();
             let (loaded, report) = load.load(prepared, &path).unwrap();
-            assert!(matches!(loaded.weight.base().dtype(), DType::QFloat(_)));
+            assert_matches!(loaded.weight.base().dtype(), DType::QFloat(_));
             assert_eq!(values(loaded.weight.val()), expected);
             let weight = &report.weights[0];
             assert_eq!(weight.resident_bytes, weight.bytes + copies * 4 * 64 * 32);
@@ -202,7 +200,7 @@ fn tasks_of_a_thread_pool_may_all_be_the_first_use_of_a_weight() {
     let converted = || {
         let (layer, report) = convert.convert(prepared.clone()).unwrap();
         let outcome = &report.weights[0].outcome;
-        assert!(matches!(outcome, Outcome::KeptFakeQuantized { .. }));
+        assert_matches!(outcome, Outcome::KeptFakeQuantized { .. });
         layer
     };
     let samples: Vec<Tensor<2>> = (0..64)
@@ -258,8 +256,7 @@ fn the_report_says_who_rounds_activations_and_a_conversion_may_leave_them_float(
 fn a_loaded_model_says_who_rounds_activations() {
     let device = Device::flex();
     let (layer, _) = converted(Dequantize::Once, &device);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = scratch("model.safetensors");
     save_safetensors(&layer, &path).unwrap();
     let fresh = prepared(2, &QatConfig::new(), &device);
     let (_, report) = LoadConfig::new().load(fresh, &path).unwrap();

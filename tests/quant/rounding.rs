@@ -13,7 +13,7 @@ use burn_lean::quant::{
     rounding::{AdaRoundConfig, RoundedWeight, WeightGrid, adaround, gptq},
 };
 
-use crate::support::{each_device, numbers, tensor, values, with_numbers};
+use crate::support::{each_device, numbers, on_each, tensor, values, with_numbers};
 
 /// Inputs whose features are correlated: products of few factors.
 fn correlated(seed: u64, rows: usize, features: usize, device: &Device) -> Tensor<2> {
@@ -177,8 +177,7 @@ fn mean_squared(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn a_rounded_model_is_closer_to_the_float_one_and_converts_to_those_codes() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let float = Net::new(device);
         let x = images(30, device);
         let expected = values(float.forward(x.clone()));
@@ -213,11 +212,7 @@ fn a_rounded_model_is_closer_to_the_float_one_and_converts_to_those_codes() {
                 );
             }
             let after = mean_squared(&values(rounded.forward(x.clone())), &expected);
-            assert!(
-                after < 0.8 * before,
-                "{} {after} {before}\n{report}",
-                target.name
-            );
+            assert!(after < 0.8 * before, "{after} {before}\n{report}");
 
             // Fake quantization leaves the rounded weight as it is, and keeps its scales.
             assert_eq!(
@@ -287,8 +282,7 @@ fn training_with_learned_scales_goes_on_from_the_rounded_weights() {
 
 #[test]
 fn bias_correction_keeps_the_mean_output() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let mut layer = LinearConfig::new(8, 3).init(device);
         layer.weight = Param::from_tensor(tensor(3, [8, 3], device));
         let x = tensor::<2>(1, [64, 8], device) + 1.0;
@@ -321,8 +315,7 @@ fn bias_correction_keeps_the_mean_output() {
 
 #[test]
 fn patches_times_the_weight_are_the_convolution() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for padding in [
             PaddingConfig2d::Valid,
             PaddingConfig2d::Same,
@@ -351,18 +344,15 @@ fn patches_times_the_weight_are_the_convolution() {
                 });
             let found =
                 Tensor::cat(products.collect(), 1).reshape([batch, channels, height, width]);
-            for (a, b) in values(found).iter().zip(values(expected)) {
-                // Twelve products below 1.
-                assert!((a - b).abs() < 1e-5, "{a} {b}");
-            }
+            // Twelve products below 1.
+            assert_near!(values(found).iter(), values(expected), 1e-5);
         }
     });
 }
 
 #[test]
 fn patches_of_a_sequence_times_the_weight_are_the_convolution() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         for padding in [
             PaddingConfig1d::Valid,
             PaddingConfig1d::Same,
@@ -389,10 +379,8 @@ fn patches_of_a_sequence_times_the_weight_are_the_convolution() {
                 });
             let found = Tensor::cat(products.collect(), 1);
             assert_eq!(found.dims(), [batch, channels, length]);
-            for (a, b) in values(found).iter().zip(values(expected)) {
-                // Six products below 1.
-                assert!((a - b).abs() < 1e-5, "{a} {b}");
-            }
+            // Six products below 1.
+            assert_near!(values(found).iter(), values(expected), 1e-5);
         }
     });
 }
@@ -464,7 +452,7 @@ fn bad_inputs_of_every_method_are_refused() {
     let device = Device::flex();
     let grid = grid(2, 4, 7);
     let empty = InputStatistics::new(4);
-    let no_data = |error: QuantError| assert!(matches!(error, QuantError::NoData { .. }));
+    let no_data = |error: QuantError| assert_matches!(error, QuantError::NoData { .. });
     no_data(gptq(&grid, &empty, &GptqConfig::new()).unwrap_err());
     no_data(adaround(&grid, &empty, &AdaRoundConfig::new()).unwrap_err());
     let unprepared = LinearConfig::new(4, 2).init(&device);
@@ -472,32 +460,23 @@ fn bad_inputs_of_every_method_are_refused() {
 
     let mut inputs = InputStatistics::new(4);
     let nan = Tensor::from_data([[1.0, f32::NAN, 0.0, 0.0]], &device);
-    assert!(matches!(
-        inputs.observe(nan),
-        Err(QuantError::NonFinite { .. })
-    ));
+    assert_matches!(inputs.observe(nan), Err(QuantError::NonFinite { .. }));
     assert_eq!(inputs.samples(), 0);
     let wide = inputs.observe(Tensor::zeros([1, 5], &device));
-    assert!(matches!(wide, Err(QuantError::LengthMismatch { .. })));
+    assert_matches!(wide, Err(QuantError::LengthMismatch { .. }));
     inputs.observe(Tensor::zeros([0, 4], &device)).unwrap();
     inputs.observe(tensor(1, [2, 4], &device)).unwrap();
 
     let other = statistics(16);
     let mismatch = gptq(&grid, &other, &GptqConfig::new());
-    assert!(matches!(mismatch, Err(QuantError::LengthMismatch { .. })));
+    assert_matches!(mismatch, Err(QuantError::LengthMismatch { .. }));
     let negative = GptqConfig::new().with_ridge(-1.0);
     let error = gptq(&grid, &inputs, &negative);
-    assert!(matches!(
-        error,
-        Err(QuantError::InvalidConfig { field: "ridge", .. })
-    ));
+    assert_matches!(error, Err(QuantError::InvalidConfig { field: "ridge", .. }));
     // Two samples span two of four directions; without ridge the Hessian is singular.
     let without_ridge = GptqConfig::new().with_ridge(0.0);
     let error = gptq(&grid, &inputs, &without_ridge);
-    assert!(
-        matches!(error, Err(QuantError::NotPositiveDefinite { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(QuantError::NotPositiveDefinite { .. }));
     for (config, field) in [
         (
             AdaRoundConfig::new().with_learning_rate(0.0),
@@ -520,13 +499,13 @@ fn bad_inputs_of_every_method_are_refused() {
         WeightGrid::new([1, 2], weight, scale, vec![0.0; 2], range).unwrap_err()
     };
     let error = new(vec![1.0], vec![1.0; 2], (-7, 7));
-    assert!(matches!(error, QuantError::LengthMismatch { .. }));
+    assert_matches!(error, QuantError::LengthMismatch { .. });
     let error = new(vec![1.0, f32::NAN], vec![1.0; 2], (-7, 7));
-    assert!(matches!(error, QuantError::NonFinite { .. }));
+    assert_matches!(error, QuantError::NonFinite { .. });
     let error = new(vec![1.0; 2], vec![1.0, -1.0], (-7, 7));
-    assert!(matches!(error, QuantError::InvalidScale { .. }));
+    assert_matches!(error, QuantError::InvalidScale { .. });
     let error = new(vec![1.0; 2], vec![1.0; 2], (7, 7));
-    assert!(matches!(error, QuantError::InvalidConfig { .. }));
+    assert_matches!(error, QuantError::InvalidConfig { .. });
 
     let mut foreign = LayerInputs::default();
     foreign.insert("fc3.weight", vec![statistics(16)]);
@@ -536,16 +515,10 @@ fn bad_inputs_of_every_method_are_refused() {
         let rejected = gptq.apply(prepared(), inputs).unwrap_err();
         rejected.into_error()
     };
-    assert!(matches!(
-        apply(&foreign),
-        QuantError::UnknownParameter { .. }
-    ));
+    assert_matches!(apply(&foreign), QuantError::UnknownParameter { .. });
     let mut foreign = LayerInputs::default();
     foreign.insert("fc.bias", vec![statistics(16)]);
-    assert!(matches!(
-        apply(&foreign),
-        QuantError::UnsupportedLayer { .. }
-    ));
+    assert_matches!(apply(&foreign), QuantError::UnsupportedLayer { .. });
     let mut foreign = LayerInputs::default();
     foreign.insert("fc.weight", vec![statistics(16)]);
     assert!(matches!(apply(&foreign), QuantError::Parameter { path, .. } if path == "fc.weight"));

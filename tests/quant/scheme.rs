@@ -30,13 +30,13 @@ fn integers_have_2_to_8_bits() {
 
 #[test]
 fn choices_that_contradict_each_other_are_refused() {
-    assert!(matches!(
+    assert_matches!(
         Scheme::symmetric(NumberFormat::uint8().narrow()).validate_choices(),
         Err(QuantError::InvalidConfig {
             field: "narrow_range",
             ..
         })
-    ));
+    );
     for scheme in [
         Scheme::affine(NumberFormat::E4M3),
         Scheme::symmetric(NumberFormat::uint8()).with_mapping(Mapping::SymmetricNoClipping),
@@ -44,11 +44,8 @@ fn choices_that_contradict_each_other_are_refused() {
             .with_scale_format(ScaleFormat::PowerOfTwo(ScaleRounding::Up)),
     ] {
         let error = scheme.validate(&[4]).unwrap_err();
-        assert!(
-            matches!(error, QuantError::UnsupportedScheme { .. }),
-            "{error}"
-        );
-        assert!(error.to_string().contains(&scheme.to_string()), "{error}");
+        assert_matches!(error, QuantError::UnsupportedScheme { .. });
+        assert_says!(error, &scheme.to_string());
     }
 }
 

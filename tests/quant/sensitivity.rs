@@ -11,7 +11,7 @@ use burn_lean::quant::{
     load_record, load_safetensors, quantizers, save_safetensors, sensitivity,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, on_tracked, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -99,8 +99,7 @@ fn each_layer_is_judged_alone_against_the_float_model() {
 
 #[test]
 fn the_first_order_score_is_the_change_of_a_linear_loss() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let layer = with_numbers(LinearConfig::new(6, 3).init(&device), 7);
         let x = tensor(9, [4, 6], &device);
         let loss = |layer: &Linear| layer.forward_q(x.clone()).sum();
@@ -127,7 +126,7 @@ fn gradient_scores_need_a_gradient() {
     let error = found
         .with_gradient_scores(&net, |net| net.forward(x.clone()).sum())
         .unwrap_err();
-    assert!(matches!(error, QuantError::NoGradients));
+    assert_matches!(error, QuantError::NoGradients);
 }
 
 #[test]
@@ -135,7 +134,7 @@ fn a_float_model_has_no_sensitivity() {
     let device = Device::flex();
     let x = tensor(5, [4, 6], &device);
     let error = sensitivity(&Net::new(&device), |net| net.forward(x.clone()), |_| 0.0);
-    assert!(matches!(error, Err(QuantError::NotPrepared)));
+    assert_matches!(error, Err(QuantError::NotPrepared));
 }
 
 #[test]
@@ -294,8 +293,7 @@ fn assert_loads(allocation: &Allocation<Net>, x: &Tensor<2>, device: &Device) {
     assert_eq!(states(&loaded), states(model));
     assert_eq!(values(loaded.valid().forward(x.clone())), expected);
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("net.safetensors");
+    let (_folder, path) = scratch("net.safetensors");
     save_safetensors(model, &path).unwrap();
     let loaded = load_safetensors(prepared(), &path, Storage::Auto).unwrap();
     assert_eq!(values(loaded.forward(x.clone())), expected);
@@ -303,8 +301,7 @@ fn assert_loads(allocation: &Allocation<Net>, x: &Tensor<2>, device: &Device) {
 
 #[test]
 fn an_allocation_with_layers_in_float_loads_into_what_its_config_prepares() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor(5, [16, 6], device);
         let with_activations = QatConfig::new().with_weight(WeightConfig::int(2));
         for config in [weights_only(2), with_activations] {
@@ -336,8 +333,7 @@ fn an_allocation_with_layers_in_float_loads_into_what_its_config_prepares() {
 
 #[test]
 fn kept_layers_may_have_activations_that_the_others_have_not() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let x = tensor(5, [16, 6], device);
         let allocation = MixedPrecisionConfig::new(weights_only(2))
             .with_keep_at(Precision::int8())
@@ -426,8 +422,7 @@ fn a_bound_that_is_no_number_is_refused_with_the_model() {
 /// The forward pass of the gradients is one after training, of a copy.
 #[test]
 fn gradient_scores_leave_running_statistics_alone() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let linear = with_numbers(LinearConfig::new(6, 3).init(&device), 7);
         let model = (linear, BatchNormConfig::new(3).init(&device));
         type Model = (Linear, BatchNorm);

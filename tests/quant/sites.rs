@@ -17,7 +17,9 @@ use burn_lean::quant::{
 use burn_lean::reparam::attach;
 
 use crate::sites_models::{ConvNet, Decoder, Encoder, Net, Recurrent};
-use crate::support::{each_device, gradients, parameters, tensor, values, with_numbers};
+use crate::support::{
+    each_device, gradients, on_each, on_tracked, parameters, tensor, values, with_numbers,
+};
 
 fn paths<M: Module>(model: &M) -> Vec<String> {
     let located = quantizers(model).into_iter();
@@ -99,8 +101,7 @@ fn a_transformer_trains_as_with_edited_calls() {
 
 #[test]
 fn an_input_and_a_weight_are_quantized_with_their_own_scales() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let layer = with_numbers(LinearConfig::new(4, 3).init(device), 3);
         let x = tensor::<2>(5, [6, 4], device);
         let model = QatConfig::new().prepare(layer.clone()).unwrap();
@@ -124,14 +125,13 @@ fn an_input_and_a_weight_are_quantized_with_their_own_scales() {
             weight: burn::module::Param::from_tensor(w_q),
             bias: layer.bias.clone(),
         };
-        assert_eq!(found, values(plain.forward(x_q)), "{}", target.name);
+        assert_eq!(found, values(plain.forward(x_q)));
     });
 }
 
 #[test]
 fn modules_with_private_fields_reach_weights_and_activations_of_8_bits() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = with_numbers(Decoder::new(device), 7);
         let x = Decoder::batch(1, device);
         let forward = |model: &Decoder, x: Tensor<3>| model.forward(x);
@@ -170,7 +170,7 @@ fn modules_with_private_fields_reach_weights_and_activations_of_8_bits() {
         let error: f32 = found.iter().zip(&float).map(|(a, b)| (a - b).powi(2)).sum();
         let power: f32 = float.iter().map(|a| a * a).sum();
         // Eight bits everywhere: more than 25 dB, and not the float numbers.
-        assert!(error > 0.0, "{}", target.name);
+        assert!(error > 0.0);
         assert!(error < power * 10f32.powf(-2.5), "{} of {power}", error);
         // Every one of them matters.
         for path in paths(&model) {
@@ -179,7 +179,7 @@ fn modules_with_private_fields_reach_weights_and_activations_of_8_bits() {
                 located.quantizer.with_enabled(on)
             });
             let other = values(quantized.run(&without, x.clone(), forward).unwrap());
-            assert_ne!(other, found, "{path} on {}", target.name);
+            assert_ne!(other, found, "{path}");
         }
         // Rows of `[out, in]`: one scale for each output.
         let all = quantizers(&model);
@@ -187,7 +187,7 @@ fn modules_with_private_fields_reach_weights_and_activations_of_8_bits() {
             .iter()
             .find(|one| one.path == "block.mixing.quant.weight");
         let scheme = mixing.unwrap().quantizer.scheme().to_string();
-        assert!(scheme.contains("axis 0"), "{scheme}");
+        assert_says!(scheme, "axis 0");
 
         // The operand of each site is one that a quantizer gives, and the converted model does the same.
         let recording = burn_lean::graph::record(&model, &x, forward).unwrap();
@@ -215,15 +215,14 @@ fn modules_with_private_fields_reach_weights_and_activations_of_8_bits() {
         let config = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
         let (converted, _) = config.convert(model).unwrap();
         let after = values(quantized.run(&converted, x, forward).unwrap());
-        assert_eq!(after, found, "{}", target.name);
+        assert_eq!(after, found);
     });
 }
 
 #[test]
 fn autocast_runs_all_quantizers_in_half_precision() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {
-        each_device(|target| {
-            let device = target.device.clone().autodiff();
+        on_tracked(|device| {
             let model = with_numbers(ConvNet::new(&device), 7);
             let model = QatConfig::new().prepare(model).unwrap();
             let x = ConvNet::batch(1, &device);
@@ -239,7 +238,7 @@ fn autocast_runs_all_quantizers_in_half_precision() {
             );
             assert_ne!(found, expected);
             let error = (found - expected).abs() / expected;
-            assert!(error < 0.1, "{error} in {dtype:?} on {}", target.name);
+            assert!(error < 0.1, "{error} in {dtype:?}");
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             assert_eq!(gradients(&model, grads).len(), 10);
         });
@@ -358,10 +357,7 @@ fn what_cannot_be_recorded_is_an_error_and_touches_nothing() {
         y.clone() * y.max().into_scalar::<f32>()
     });
     let error = read.unwrap_err();
-    assert!(
-        matches!(error, QuantError::Graph(GraphError::Forward { .. })),
-        "{error}"
-    );
+    assert_matches!(error, QuantError::Graph(GraphError::Forward { .. }));
     let stopped = quantized.run(&model, x.clone(), |model, x| {
         let y = model.forward(x);
         (y.clone() * y.detach()).mean()
@@ -384,14 +380,13 @@ fn what_cannot_be_recorded_is_an_error_and_touches_nothing() {
         })
     });
     let (model, error) = rejected.unwrap_err().into_parts();
-    assert!(matches!(error, QuantError::Graph(_)), "{error}");
+    assert_matches!(error, QuantError::Graph(_));
     assert_eq!(parameters(&model), before);
 }
 
 #[test]
 fn inputs_of_layers_and_better_rounding_need_no_edits() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let model = with_numbers(ConvNet::new(device), 7);
         let model = QatConfig::new().prepare(model).unwrap();
         let quantized = QuantizedForward::new();
@@ -412,7 +407,7 @@ fn inputs_of_layers_and_better_rounding_need_no_edits() {
             let [found, expected] = [&found, &expected].map(|all| all.of(path).unwrap());
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.iter().zip(expected) {
-                assert_eq!(found.mean(), expected.mean(), "{path} on {}", target.name);
+                assert_eq!(found.mean(), expected.mean(), "{path}");
             }
         }
         // And through post-training quantization as a whole.
@@ -431,20 +426,14 @@ fn inputs_of_layers_and_better_rounding_need_no_edits() {
                 model.edited_loss(x);
             })
             .unwrap();
-        assert_eq!(
-            parameters(&by_run),
-            parameters(&by_edits),
-            "{}",
-            target.name
-        );
+        assert_eq!(parameters(&by_run), parameters(&by_edits));
     });
 }
 
 /// Rows of the table are small, logits are not: a quantizer of the rows would clip them.
 #[test]
 fn logits_of_a_tied_table_are_not_rounded_as_its_rows() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let table = EmbeddingConfig::new(12, 8).init(&device);
         let table = with_numbers(table, 3);
         let config = QatConfig::new()
@@ -460,9 +449,7 @@ fn logits_of_a_tied_table_are_not_rounded_as_its_rows() {
         let float = values(forward(&table, ids.clone()));
         let found = QuantizedForward::new().run(&model, ids, forward).unwrap();
         let largest = float.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        for (found, float) in values(found).into_iter().zip(float) {
-            assert!((found - float).abs() < 0.05 * largest, "{found}, {float}");
-        }
+        assert_near!(values(found).into_iter(), float, 0.05 * largest);
     });
 }
 
@@ -498,8 +485,7 @@ fn the_input_of_a_layer_that_is_not_called_gets_no_quantizer() {
 /// What is multiplied with a table, as in the head of a language model, is an input as that of a layer.
 #[test]
 fn the_input_of_a_tied_head_is_quantized_and_indices_are_not() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let table = EmbeddingConfig::new(12, 8).init(&device);
         let table = with_numbers(table, 3);
         let forward = |table: &Embedding, ids: Tensor<2, Int>| {
@@ -528,12 +514,7 @@ fn the_input_of_a_tied_head_is_quantized_and_indices_are_not() {
         assert!(off > 0.0 && off < 0.02 * largest, "{off} of {largest}");
         let (converted, _) = ConvertConfig::new().convert(model.valid()).unwrap();
         let run = QuantizedForward::new().run(&converted, ids.inner(), forward);
-        assert_eq!(
-            values(run.unwrap()),
-            values(found.inner()),
-            "{}",
-            target.name
-        );
+        assert_eq!(values(run.unwrap()), values(found.inner()));
     });
 }
 
@@ -549,8 +530,7 @@ fn mixed_precision_freezes_batch_norm_from_its_step_on_also_in_a_model_that_was_
         all.retain(|one| one.path.contains("running"));
         all
     };
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         let new = || with_numbers(ConvNet::new(&device), 7);
         let loss = |model: &ConvNet, step| {
             let batch = ConvNet::batch(step, &device);
@@ -564,7 +544,7 @@ fn mixed_precision_freezes_batch_norm_from_its_step_on_also_in_a_model_that_was_
         let model = attach(model, quantizers).unwrap();
         let before = statistics(&model);
         loss(&model, 0);
-        assert_eq!(statistics(&model), before, "{}", target.name);
+        assert_eq!(statistics(&model), before);
         let prepared = frozen_from(0).prepare(new()).unwrap();
         assert!(!prepared.first_norm.training.is_enabled());
 
@@ -579,7 +559,7 @@ fn mixed_precision_freezes_batch_norm_from_its_step_on_also_in_a_model_that_was_
         let fresh = frozen_from(2).prepare(new()).unwrap();
         let loaded = fresh.try_load_record(model.clone().into_record()).unwrap();
         let [expected, found] = [&model, &loaded].map(|model| values(loss(model, 2)));
-        assert_eq!(found, expected, "{}", target.name);
-        assert_eq!(statistics(&loaded), before, "{}", target.name);
+        assert_eq!(found, expected);
+        assert_eq!(statistics(&loaded), before);
     });
 }

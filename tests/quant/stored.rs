@@ -9,7 +9,7 @@ use burn_lean::quant::{
     deploy::Outcome, load_record, load_safetensors, quantized_weights, save_safetensors,
 };
 
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, scratch, tensor, values, with_numbers};
 
 fn prepared(seed: u64, shape: [usize; 2], weight: &WeightConfig, device: &Device) -> Linear {
     let layer = LinearConfig::new(shape[0], shape[1]).init(device);
@@ -21,8 +21,7 @@ fn prepared(seed: u64, shape: [usize; 2], weight: &WeightConfig, device: &Device
 
 #[test]
 fn channels_of_a_prime_length_are_converted_to_the_bit() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("prime.safetensors");
+    let (_folder, path) = scratch("prime.safetensors");
     each_device(|target| {
         let device = &target.device;
         for learned in [Learned::None, Learned::Lsq] {
@@ -36,10 +35,10 @@ fn channels_of_a_prime_length_are_converted_to_the_bit() {
                     let config = ConvertConfig::new().with_dequantize(dequantize);
                     let (converted, report) = config.convert(layer).unwrap();
                     let report_of = &report.weights[0];
-                    assert!(matches!(report_of.outcome, Outcome::Converted { .. }));
+                    assert_matches!(report_of.outcome, Outcome::Converted { .. });
                     assert!(2 * report_of.bytes < report_of.float_bytes());
                     let same = |found: &Linear| {
-                        assert!(matches!(found.weight.base().dtype(), DType::QFloat(_)));
+                        assert_matches!(found.weight.base().dtype(), DType::QFloat(_));
                         assert_eq!(values(found.forward_q(x())), expected);
                         assert_eq!(quantized_weights(found).unwrap(), codes);
                     };
@@ -66,8 +65,7 @@ fn channels_of_a_prime_length_are_converted_to_the_bit() {
 
 #[test]
 fn a_channel_of_a_prime_length_loads_into_a_plain_model_and_in_column_layout() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("prime.safetensors");
+    let (_folder, path) = scratch("prime.safetensors");
     let device = Device::flex();
     let config = QatConfig::new().with_activation(None);
     let new = |seed, layout| {
@@ -90,7 +88,7 @@ fn a_channel_of_a_prime_length_loads_into_a_plain_model_and_in_column_layout() {
     let bytes = converted.into_record().into_bytes().unwrap();
     let record = ModuleRecord::from_bytes(bytes).unwrap();
     let loaded = load_record(new(2, LinearLayout::Col), record).unwrap();
-    assert!(matches!(loaded.weight.base().dtype(), DType::QFloat(_)));
+    assert_matches!(loaded.weight.base().dtype(), DType::QFloat(_));
     assert_eq!(values(loaded.weight.val()), expected);
 }
 
@@ -107,7 +105,7 @@ fn a_weight_that_would_be_no_smaller_stays_float_and_is_reported() {
         let Outcome::KeptFakeQuantized { reason } = &report.weights[0].outcome else {
             panic!("{report}");
         };
-        assert!(reason.contains("no smaller than in F32"), "{reason}");
+        assert_says!(reason, "no smaller than in F32");
         assert_eq!(values(converted.forward_q(x)), expected);
         assert_eq!(quantized_weights(&converted).unwrap(), codes);
     });

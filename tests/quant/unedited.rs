@@ -8,7 +8,7 @@ use burn_lean::quant::{
 };
 
 use crate::sites_models::Decoder;
-use crate::support::{each_device, values, with_numbers};
+use crate::support::{on_each, values, with_numbers};
 
 fn paths<M: Module>(model: &M) -> Vec<String> {
     let located = quantizers(model).into_iter();
@@ -42,8 +42,7 @@ fn signal_to_noise(reference: &[f32], found: &[f32]) -> f32 {
 
 #[test]
 fn ptq_reaches_the_places_that_qat_reaches() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let float = with_numbers(Decoder::new(device), 7);
         let batches = || (1..4).map(|seed| Decoder::batch(seed, device));
         let x = Decoder::batch(1, device);
@@ -57,7 +56,7 @@ fn ptq_reaches_the_places_that_qat_reaches() {
             let (model, report) = config
                 .quantize_for(float.clone(), batches, forward)
                 .unwrap();
-            assert_eq!(paths(&model), paths(&trained), "{}", target.name);
+            assert_eq!(paths(&model), paths(&trained));
             assert_eq!(report.left_float, []);
             let found = quantized(&model, x.clone());
             assert_ne!(found, expected);
@@ -155,6 +154,6 @@ fn bits_are_allocated_to_layers_with_all_of_their_sites() {
     assert_eq!(bits.len(), 4);
     for (is_kept, scheme) in bits {
         let expected = if is_kept { "UINT8" } else { "UINT3" };
-        assert!(scheme.contains(expected), "{scheme}");
+        assert_says!(scheme, expected);
     }
 }

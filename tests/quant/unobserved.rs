@@ -112,7 +112,7 @@ fn a_dynamic_model_that_calls_a_layer_past_its_quantizer_is_refused_or_reported(
         ["input of `second`", "input of `third`"]
     );
     let said = rejected.error().to_string();
-    assert!(said.contains(": input of `second`: "), "{said}");
+    assert_says!(said, ": input of `second`: ");
     assert!(!said.contains("parameter `input"), "{said}");
     let lenient = config.clone().with_unobserved(Unobserved::LeaveFloat);
     let (net, report) = lenient.quantize(Net::new(&device), data, run).unwrap();
@@ -198,10 +198,7 @@ fn static_ptq_leaves_float_what_has_no_range_and_says_so() {
     // A value that is no number is an error whatever is to be left float.
     let run = |net: &Net, x: Tensor<2>| drop(net.all(x / 0.0));
     let rejected = config.quantize(Net::new(&device), data, run).unwrap_err();
-    assert!(
-        rejected.to_string().contains("infinite or not a number"),
-        "{rejected}"
-    );
+    assert_says!(rejected, "infinite or not a number");
 }
 
 #[test]
@@ -291,9 +288,7 @@ fn a_gated_unit_quantizes_the_inputs_of_both_of_its_layers() {
     assert_eq!(audit.uncalled, [""; 0]);
     let found = values(net.forward(x));
     assert_ne!(found, expected);
-    for (found, expected) in found.iter().zip(&expected) {
-        assert!((found - expected).abs() < 0.05, "{found} {expected}");
-    }
+    assert_near!(found.iter(), &expected, 0.05);
 }
 
 /// Queries that are learned, as those of a decoder of detections: `q` multiplies parameters alone.

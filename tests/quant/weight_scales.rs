@@ -10,7 +10,7 @@ use burn_lean::quant::{
     quantized_weights, rounding::set_weight_scales,
 };
 
-use crate::support::{each_device, values, with_numbers};
+use crate::support::{on_each, values, with_numbers};
 
 const SHAPE: [usize; 2] = [64, 32];
 
@@ -41,8 +41,7 @@ fn of(path: &str, scales: Vec<f32>) -> HashMap<String, Vec<f32>> {
 
 #[test]
 fn scales_are_kept_bit_by_bit_through_records_and_conversion() {
-    each_device(|target| {
-        let device = &target.device;
+    on_each(|device| {
         let scales = awkward();
         let prepared = config().prepare(linear(device)).unwrap();
         let model = set_weight_scales(prepared, &of("weight", scales.clone())).unwrap();
@@ -82,15 +81,9 @@ fn what_does_not_fit_is_refused_with_the_model_as_it_was() {
         other => other,
     };
     let unknown = refused(config(), "wheight", vec![0.1; 32]);
-    assert!(
-        matches!(unknown, QuantError::UnknownParameter { .. }),
-        "{unknown}"
-    );
+    assert_matches!(unknown, QuantError::UnknownParameter { .. });
     let bias = refused(config(), "bias", vec![0.1; 32]);
-    assert!(
-        matches!(bias, QuantError::UnsupportedLayer { .. }),
-        "{bias}"
-    );
+    assert_matches!(bias, QuantError::UnsupportedLayer { .. });
     let blocks = WeightConfig::int(8).with_granularity(WeightGranularity::PerBlock { size: 16 });
     let few = located(refused(
         config().with_weight(blocks),
@@ -107,7 +100,7 @@ fn what_does_not_fit_is_refused_with_the_model_as_it_was() {
         let mut scales = vec![0.1; 32];
         scales[7] = bad;
         let error = located(refused(config(), "weight", scales));
-        assert!(matches!(error, QuantError::InvalidScale { .. }), "{error}");
+        assert_matches!(error, QuantError::InvalidScale { .. });
     }
     let affine = WeightConfig::int(8).with_mapping(Mapping::Affine);
     let affine = located(refused(
@@ -115,8 +108,5 @@ fn what_does_not_fit_is_refused_with_the_model_as_it_was() {
         "weight",
         vec![0.1; 32],
     ));
-    assert!(
-        matches!(affine, QuantError::UnsupportedScheme { .. }),
-        "{affine}"
-    );
+    assert_matches!(affine, QuantError::UnsupportedScheme { .. });
 }

@@ -28,5 +28,5 @@ fn a_batch_without_an_example_is_an_error() {
     let run = Run::new(&training).with_latency(Latency::None);
     let rejected = run.run(rejected.into_value(), &task).unwrap_err();
     let error = rejected.error();
-    assert!(matches!(error, RecipeError::EmptyBatch { .. }), "{error:?}");
+    assert_matches!(error, RecipeError::EmptyBatch { .. });
 }

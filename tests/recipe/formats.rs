@@ -37,11 +37,7 @@ fn floats_of_8_and_4_bits_run_in_a_recipe() {
                 .unwrap();
             let rows: Vec<_> = outcome.rows().collect();
             assert_eq!(rows[1].stage, name);
-            assert!(
-                rows[1].accuracy.unwrap() > 80.0,
-                "{}: {rows:?}",
-                target.name
-            );
+            assert!(rows[1].accuracy.unwrap() > 80.0, "{rows:?}");
 
             // A column has one scale, and no more magnitudes than the format.
             let weights = problem::floats(outcome.last().model.valid().body.weight.val());

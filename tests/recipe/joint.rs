@@ -15,7 +15,7 @@ use burn_lean::recipe::{
     Joint, Latency, PruneStage, QuantizeStage, Recipe, RecipeError, RoundingMethod, Run, TrainStage,
 };
 
-use crate::problem::{Net, batches, floats, task};
+use crate::problem::{Net, batches, done, floats, task};
 use crate::support::{each_device, values};
 
 fn weights_only(weight: WeightConfig) -> QatConfig {
@@ -254,10 +254,7 @@ fn a_dense_model_is_rounded_alone() {
     let recipe = Recipe::new()
         .with_train(TrainStage::new(6, 0.01))
         .with_quantize(int4("none"));
-    let outcome = Run::new(&recipe)
-        .with_latency(Latency::None)
-        .run(net(&device), &task)
-        .unwrap();
+    let outcome = done(&recipe, net(&device), &task);
     let (_, body) = quantized_weights(&outcome.last().model).unwrap().remove(1);
     let zeros = body.codes().iter().filter(|code| **code == 0).count();
     assert!(

@@ -1,5 +1,6 @@
 //! The `recipe` crate as its users see it.
 
+#[macro_use]
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -25,8 +25,9 @@ fn a_regression_is_pruned_as_its_values_want_it() {
     let by = |outputs: Outputs| {
         let recipe = Recipe::new().with_prune(PruneStage::new(0.5).with_outputs(outputs));
         let toml = recipe.to_toml().unwrap();
-        assert!(
-            toml.contains("outputs = \"values\"") == (outputs == Outputs::Values),
+        assert_eq!(
+            toml.contains("outputs = \"values\""),
+            outputs == Outputs::Values,
             "{toml}"
         );
         let recipe = Recipe::from_toml(&toml).unwrap();

@@ -6,7 +6,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_lean::recipe::{RecipeError, Task};
+use burn_lean::graph::Tensors;
+use burn_lean::prune::Batch;
+use burn_lean::recipe::{Latency, Outcome, Recipe, RecipeError, Run, Task};
 
 use crate::support::{numbers, values, with_numbers};
 
@@ -116,6 +118,19 @@ pub(crate) fn task(device: &Device) -> NetTask<'_> {
         }
         Ok::<_, RecipeError>(100.0 * correct as f64 / EXAMPLES as f64)
     })
+}
+
+/// What a recipe makes of a model, without a latency.
+pub(crate) fn done<M: Module, I: Tensors + Batch, T: Tensors + Batch, O>(
+    recipe: &Recipe,
+    model: M,
+    task: &Task<'_, M, I, T, O>,
+) -> Outcome<M>
+where
+    O: Tensors + Send + Sync + 'static,
+{
+    let run = Run::new(recipe).with_latency(Latency::None);
+    run.run(model, task).unwrap()
 }
 
 /// The numbers that a tensor stands for, quantized or not.

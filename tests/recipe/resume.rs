@@ -230,10 +230,7 @@ fn the_state_of_another_recipe_or_of_other_weights_is_refused() {
     run(&recipe, folder.path(), None).unwrap();
     let other = Recipe::new().with_train(TrainStage::new(2, 0.01));
     let error = run(&other, folder.path(), None).unwrap_err().to_string();
-    assert!(
-        error.contains("`train.epochs` is 2 here and 1 there"),
-        "{error}"
-    );
+    assert_says!(error, "`train.epochs` is 2 here and 1 there");
 
     let device = Device::flex();
     let task = task(&device);
@@ -266,7 +263,7 @@ fn the_state_of_other_data_is_refused() {
     // Of a run without an identity, and of one that had none to keep yet.
     go_on(None).unwrap();
     let error = go_on(images(16)).unwrap_err().to_string();
-    assert!(error.contains("`identity` is {"), "{error}");
+    assert_says!(error, "`identity` is {");
     std::fs::remove_file(folder.path().join("run.json")).unwrap();
 
     go_on(images(16)).unwrap();
@@ -275,18 +272,17 @@ fn the_state_of_other_data_is_refused() {
         (images(32), "`identity.batch_size` is 32 here and 16 there"),
         (None, "`identity` is not given here"),
     ] {
-        let error = go_on(identity).unwrap_err().to_string();
-        assert!(error.contains(said), "{error}");
+        assert_says!(go_on(identity).unwrap_err(), said);
     }
     let unnamed = std::collections::HashMap::from([((1, 2), 3)]);
     let error = Run::new(&recipe).with_identity(unnamed).unwrap_err();
-    assert!(matches!(
+    assert_matches!(
         error,
         RecipeError::Invalid {
             field: "identity",
             ..
         }
-    ));
+    );
 }
 
 #[test]
@@ -301,7 +297,7 @@ fn a_damaged_stage_is_an_error_and_not_a_model() {
     assert_ne!(other, text);
     std::fs::write(&stage, other).unwrap();
     let error = run(&recipe, folder.path(), None).unwrap_err().to_string();
-    assert!(error.contains("its checksum is wrong"), "{error}");
+    assert_says!(error, "its checksum is wrong");
     std::fs::write(&stage, text).unwrap();
     let model = folder.path().join("state/0-train/model.bpk");
     let mut bytes = std::fs::read(&model).unwrap();
@@ -309,7 +305,7 @@ fn a_damaged_stage_is_an_error_and_not_a_model() {
     bytes[middle] ^= 1;
     std::fs::write(&model, bytes).unwrap();
     let error = run(&recipe, folder.path(), None).unwrap_err();
-    assert!(matches!(error, RecipeError::State { .. }), "{error:?}");
+    assert_matches!(error, RecipeError::State { .. });
     // What says whose state it is belongs to no stage.
     std::fs::write(folder.path().join("state/run.json"), "{").unwrap();
     let error = run(&recipe, folder.path(), None).unwrap_err().to_string();
@@ -328,7 +324,7 @@ fn a_state_that_another_run_writes_is_refused() {
     let other = std::fs::File::create(state.join("run.lock")).unwrap();
     other.lock().unwrap();
     let error = run(&recipe, folder.path(), None).unwrap_err();
-    assert!(matches!(error, RecipeError::StateInUse { .. }), "{error:?}");
+    assert_matches!(error, RecipeError::StateInUse { .. });
     // As the end of a process does.
     drop(other);
     run(&recipe, folder.path(), None).unwrap();

@@ -117,7 +117,7 @@ fn models_that_do_not_fit_are_refused_with_the_path() {
             reason: said,
         }) => {
             assert_eq!(at, path);
-            assert!(said.contains(reason), "{said}");
+            assert_says!(said, reason);
         }
         other => panic!("{:?}", other.map(drop)),
     };
@@ -160,7 +160,7 @@ fn models_that_do_not_fit_are_refused_with_the_path() {
         "quantized",
     );
     let nan = greedy_soup(&[net()], |_| Ok(f64::NAN));
-    assert!(matches!(nan, Err(RecipeError::Soup { .. })));
+    assert_matches!(nan, Err(RecipeError::Soup { .. }));
 }
 
 /// 1 and −1 are worth 1 each, their average 0 / 0.

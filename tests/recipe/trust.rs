@@ -5,12 +5,12 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::quant::{ConvertConfig, QatConfig, WeightConfig};
 use burn_lean::recipe::{
-    Answers, Bounds, Energy, EnergyPart, Latency, Perturbation, PruneStage, QuantizeStage, Recipe,
-    RecipeError, Robustness, Run, Task, TrainStage, Trust, TrustConfig,
+    Answers, Bounds, Energy, EnergyPart, Perturbation, PruneStage, QuantizeStage, Recipe,
+    RecipeError, Robustness, Task, TrainStage, Trust, TrustConfig,
 };
 
-use crate::problem::{Net, NetTask, batches, task};
-use crate::support::{tensor, values, with_numbers};
+use crate::problem::{Net, NetTask, batches, done, task};
+use crate::support::{scratch, tensor, values, with_numbers};
 
 /// Logits whose softmax has these probabilities.
 fn answers(probabilities: &[[f32; 2]], labels: &[i64]) -> Answers {
@@ -74,7 +74,7 @@ fn labels_of_another_number_and_logits_that_are_no_numbers_are_refused() {
         let error = Answers::collect([Ok((logits.clone(), labels))]).unwrap_err();
         let expected =
             format!("the label of example 2 is {label}, but the logits are of 2 classes");
-        assert!(error.to_string().contains(&expected), "{error}");
+        assert_says!(error, &expected);
     }
 }
 
@@ -138,10 +138,7 @@ fn compared(config: &TrustConfig, judge: impl FnOnce(&NetTask<'_>, &TrustConfig,
             "int4".parse().unwrap(),
             "uint8".parse().unwrap(),
         ));
-    let outcome = Run::new(&recipe)
-        .with_latency(Latency::None)
-        .run(Net::new(24, &device.clone().autodiff()), &task)
-        .unwrap();
+    let outcome = done(&recipe, Net::new(24, &device.clone().autodiff()), &task);
     let test = || batches(0, &device);
     let mut config = config.clone();
     config.energy_time = std::time::Duration::from_millis(20);
@@ -260,10 +257,7 @@ fn weights_with_a_normalization_in_them_are_compared_with_folded_ones() {
     ));
     let mut net = Net::new(8, &device.clone().autodiff());
     net.norm.gamma = Param::from_data([2.0f32, 5.0, 2.0, 5.0], &device.clone().autodiff());
-    let outcome = Run::new(&recipe)
-        .with_latency(Latency::None)
-        .run(net, &task)
-        .unwrap();
+    let outcome = done(&recipe, net, &task);
     assert!(!outcome.dense().folded && outcome.last().folded);
     let mut config = TrustConfig::new().with_perturbations(Vec::new());
     config.energy_time = std::time::Duration::ZERO;
@@ -329,8 +323,7 @@ fn a_test_in_another_order_each_time_is_refused_and_equal_zeros_are_equal() {
     let mut net = Net::new(8, &device.clone().autodiff());
     net.body.weight = Param::from_tensor(net.body.weight.val().zeros_like());
     let recipe = Recipe::new();
-    let outcome = Run::new(&recipe).with_latency(Latency::None);
-    let outcome = outcome.run(net, &task).unwrap();
+    let outcome = done(&recipe, net, &task);
     let dense = outcome.dense();
     let mut config = TrustConfig::new().with_perturbations(vec![Perturbation::Noise(0.5)]);
     config.energy_time = std::time::Duration::ZERO;
@@ -367,9 +360,8 @@ fn weights_are_compared_as_the_forward_pass_has_them() {
     )
     .with_logits(|logits: &Tensor<2>| logits.clone());
     let recipe = Recipe::new();
-    let run = Run::new(&recipe).with_latency(Latency::None);
     let linear = LinearConfig::new(257, 4).init(&device.clone().autodiff());
-    let outcome = run.run(with_numbers(linear, 2), &task).unwrap();
+    let outcome = done(&recipe, with_numbers(linear, 2), &task);
     let dense = outcome.dense();
     let plain = values(dense.model.valid().weight.val());
     let weight = WeightConfig::int(4);
@@ -408,9 +400,8 @@ fn perturbations_that_change_no_input_of_a_kind_are_not_reported_as_survived() {
     )
     .with_logits(|logits: &Tensor<2>| logits.clone());
     let recipe = Recipe::new();
-    let run = Run::new(&recipe).with_latency(Latency::None);
     let model = LinearConfig::new(2, 2).init(&device.clone().autodiff());
-    let outcome = run.run(model, &task).unwrap();
+    let outcome = done(&recipe, model, &task);
     let dense = outcome.dense();
     let judged = |perturbations: &[Perturbation]| {
         let bounds = Bounds {
@@ -481,8 +472,7 @@ fn broken_bounds_are_named_and_fail_the_check() {
         };
         assert_eq!(broken, small.broken);
         assert_eq!(broken[2].found, None);
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("deep/report.html");
+        let (_folder, path) = scratch("deep/report.html");
         small.save(&path).unwrap();
         let page = std::fs::read_to_string(&path).unwrap();
         assert!(page.contains("max_bytes is 10"));

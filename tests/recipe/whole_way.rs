@@ -15,7 +15,7 @@ use burn_lean::reparam::each_float;
 use std::cell::Cell;
 use std::ops::ControlFlow;
 
-use crate::problem::{self, Net, batches, task};
+use crate::problem::{self, Net, batches, done, task};
 use crate::support::{each_device, tensor, values};
 
 pub(crate) fn int8() -> QuantizeStage {
@@ -147,10 +147,7 @@ fn one_record_of_a_pruned_and_quantized_model_has_fifteen_hundredths_of_the_byte
         .with_prune(PruneStage::new(0.9))
         .with_quantize(int8());
     let given = Net::new(400, &device.clone().autodiff());
-    let outcome = Run::new(&recipe)
-        .with_latency(Latency::None)
-        .run(given, &task)
-        .unwrap();
+    let outcome = done(&recipe, given, &task);
     let rows: Vec<_> = outcome.rows().collect();
     assert_eq!(rows[0].stage, "dense");
     assert!(rows[2].bytes * 100 <= 15 * rows[0].bytes, "{rows:?}");
@@ -201,10 +198,7 @@ fn every_way_to_prune_and_to_learn_from_the_dense_model_runs() {
             prune = prune.with_stages(stages).with_samples(32);
         }
         let recipe = dense.clone().with_prune(prune);
-        let outcome = Run::new(&recipe)
-            .with_latency(Latency::None)
-            .run(Net::new(16, &device.clone().autodiff()), &task)
-            .unwrap();
+        let outcome = done(&recipe, Net::new(16, &device.clone().autodiff()), &task);
         let masks = outcome.masks.unwrap();
         assert!((masks.sparsity() - 0.7).abs() < 0.01, "{method:?}");
         assert!(masks.get("conv.weight").is_none(), "{method:?}");
@@ -225,10 +219,7 @@ fn a_pattern_holds_to_the_end() {
             .with_train(TrainStage::new(2, 0.01))
             .with_prune(prune)
             .with_quantize(int8());
-        let outcome = Run::new(&recipe)
-            .with_latency(Latency::None)
-            .run(Net::new(16, &device.clone().autodiff()), &task)
-            .unwrap();
+        let outcome = done(&recipe, Net::new(16, &device.clone().autodiff()), &task);
         let names: Vec<&str> = outcome.rows().map(|row| row.stage.as_str()).collect();
         assert_eq!(names[1..], ["pruned 2:4", "pruned 2:4, W8A8"]);
         for stage in &outcome.stages[1..] {
@@ -252,10 +243,7 @@ fn quantizers_act_in_every_dtype() {
             .with_dtype(dtype)
             .with_fallback(Fallback::Emulate)
             .with_quantize(int8().with_train(TrainStage::new(1, 1e-3)));
-        let outcome = Run::new(&recipe)
-            .with_latency(Latency::None)
-            .run(Net::new(16, &device.clone().autodiff()), &task)
-            .unwrap();
+        let outcome = done(&recipe, Net::new(16, &device.clone().autodiff()), &task);
         let found = quantizers(&outcome.last().model);
         assert_eq!(found.len(), 6);
         assert!(
@@ -276,10 +264,7 @@ fn exclude_means_the_same_in_every_stage() {
             .with_shrink(ShrinkStage::new(0.7).with_exclude(text))
             .with_prune(PruneStage::new(0.5).with_exclude(text))
             .with_quantize(quantize);
-        let outcome = Run::new(&recipe)
-            .with_latency(Latency::None)
-            .run(Net::new(24, &device.clone().autodiff()), &task)
-            .unwrap();
+        let outcome = done(&recipe, Net::new(24, &device.clone().autodiff()), &task);
         let small = &outcome.stages[1].model;
         assert!(small.conv.weight.dims()[0] < 4, "{text}");
         assert_eq!(small.body.weight.dims()[1], 24, "{text}");
@@ -329,7 +314,7 @@ fn a_loader_whose_batches_become_small_or_none_ends_the_stage() {
             })
             .run(Net::new(16, &device.clone().autodiff()), &task)
             .unwrap_err();
-        assert!(rejected.to_string().contains(said), "{rejected}");
+        assert_says!(rejected, said);
     }
 }
 
@@ -364,10 +349,7 @@ fn schedules_move_whether_or_not_the_loader_counts_its_batches() {
                 }
             },
         );
-        let outcome = Run::new(&recipe)
-            .with_latency(Latency::None)
-            .run(line(&device), &task)
-            .unwrap();
+        let outcome = done(&recipe, line(&device), &task);
         values(outcome.last().model.valid().weight.val())
     };
     assert_eq!(trained(false), trained(true));
@@ -387,10 +369,7 @@ fn a_task_brings_its_own_optimizer() {
         |_| [(one.clone(), one.clone().mul_scalar(3.0))],
     )
     .with_optimizer(|_| SgdConfig::new().init());
-    let outcome = Run::new(&recipe)
-        .with_latency(Latency::None)
-        .run(line(&device), &task)
-        .unwrap();
+    let outcome = done(&recipe, line(&device), &task);
     let weight = values(outcome.last().model.valid().weight.val());
     assert_eq!(weight, [1.5]);
 }
@@ -413,10 +392,7 @@ fn a_loader_without_a_batch_and_an_evaluation_that_fails_are_errors() {
         None
     );
     let rejected = Run::new(&recipe).run(given(), &empty).unwrap_err();
-    assert!(
-        matches!(rejected.error(), RecipeError::NoBatch { .. }),
-        "{rejected:?}"
-    );
+    assert_matches!(rejected.error(), RecipeError::NoBatch { .. });
     let failing = task(&device).with_evaluation(|_| Err(RecipeError::task("no test set")));
     let rejected = Run::new(&Recipe::new()).run(given(), &failing).unwrap_err();
     assert_eq!(rejected.to_string(), "stage `dense`: no test set");
@@ -451,7 +427,7 @@ fn a_callback_hears_of_everything_and_can_end_the_run() {
         })
         .run(given(), &task)
         .unwrap_err();
-    assert!(matches!(rejected.error(), RecipeError::Interrupted { .. }));
+    assert_matches!(rejected.error(), RecipeError::Interrupted { .. });
 }
 
 /// A network that calls its layers with their quantizers by itself.
@@ -484,10 +460,7 @@ fn a_network_that_calls_its_quantizers_itself_is_trained_pruned_and_quantized() 
         let given = Calls {
             body: burn::nn::LinearConfig::new(36, 3).init(&device.clone().autodiff()),
         };
-        let outcome = Run::new(&recipe)
-            .with_latency(Latency::None)
-            .run(given, &task)
-            .unwrap();
+        let outcome = done(&recipe, given, &task);
         let found = quantizers(&outcome.last().model);
         assert_eq!(found.len(), 2);
         assert!(found.iter().all(|one| one.quantizer.is_observed()));

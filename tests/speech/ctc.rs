@@ -9,7 +9,7 @@ use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError};
 use crate::acoustic_model::ctc_loss;
 use crate::batches::BLANK;
 use crate::decoding::collapse;
-use crate::support::{each_device, numbers, values};
+use crate::support::{numbers, on_tracked, values};
 
 const STEPS: usize = 5;
 const CLASSES: usize = 3;
@@ -156,8 +156,7 @@ fn the_definition_agrees_with_counting() {
 
 #[test]
 fn value_and_gradient_are_those_of_the_sum_over_all_alignments() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for magnitude in [1.0, 30.0, 1000.0] {
             let numbers = logits(11, magnitude);
             let model = Logits::new(&numbers, &device);
@@ -173,8 +172,7 @@ fn value_and_gradient_are_those_of_the_sum_over_all_alignments() {
 /// The products in half precision, the loss in F32: whatever the size of the logits.
 #[test]
 fn under_autocast_the_loss_has_its_value_at_every_magnitude() {
-    each_device(|target| {
-        let device = target.device.clone().autodiff();
+    on_tracked(|device| {
         for dtype in [FloatDType::F16, FloatDType::BF16] {
             let autocast = Autocast::new(dtype).with_fallback(Fallback::Emulate);
             for magnitude in [1.0, 100.0, 1000.0, 30_000.0] {

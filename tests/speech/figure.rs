@@ -39,7 +39,7 @@ fn the_figure_has_what_is_said_and_names_what_is_likely() {
     assert!(!svg.contains("“7”"));
     let missing = dir.path().join("no folder/alignment.svg");
     let error = write(&missing, &utterance, &probabilities).unwrap_err();
-    assert!(error.contains("alignment.svg"), "{error}");
+    assert_says!(error, "alignment.svg");
 }
 
 #[test]

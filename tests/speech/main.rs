@@ -1,5 +1,9 @@
 //! The parts of the example `speech_ctc`, and Burn's CTC loss that it trains with.
 
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
 #[allow(dead_code)]
 #[path = "../../examples/speech_ctc/acoustic_model.rs"]
 mod acoustic_model;
@@ -21,8 +25,6 @@ mod log_mel;
 #[allow(dead_code)]
 #[path = "../../examples/speech_ctc/speech_error.rs"]
 mod speech_error;
-#[path = "../support/mod.rs"]
-mod support;
 #[allow(dead_code)]
 #[path = "../../examples/speech_ctc/tones.rs"]
 mod tones;

@@ -114,8 +114,7 @@ fn folders_without_recordings_are_refused() {
     let missing = dir.path().join("missing");
     let error = refused(&missing);
     assert!(matches!(&error, SpeechError::Folder { path, .. } if *path == missing));
-    let error = refused(dir.path());
-    assert!(matches!(error, SpeechError::NoRecordings { .. }));
+    assert_matches!(refused(dir.path()), SpeechError::NoRecordings { .. });
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn with_file(change: impl FnOnce(&Path)) -> SpeechError {
     let path = dir.path().join("4_some_one_12.wav");
     change(&path);
     let error = refused(dir.path());
-    assert!(error.to_string().contains("4_some_one_12.wav"), "{error}");
+    assert_says!(error, "4_some_one_12.wav");
     error
 }
 
@@ -195,27 +194,27 @@ fn another_rate_or_number_of_channels_is_refused_with_both_numbers() {
         ),
         "{text}"
     );
-    assert!(text.contains("sample rate"), "{text}");
+    assert_says!(text, "sample rate");
 }
 
 #[test]
 fn short_empty_and_cut_files_are_refused() {
     let error = with_file(|path| write(path, MONO, &[5; WINDOW - 1]));
-    assert!(matches!(
+    assert_matches!(
         error,
         SpeechError::Short {
             samples: 199,
             least: 200,
             ..
         }
-    ));
+    );
     let error = with_file(|path| fs::write(path, []).unwrap());
-    assert!(matches!(error, SpeechError::Wav { .. }));
+    assert_matches!(error, SpeechError::Wav { .. });
     let error = with_file(|path| {
         let bytes = fs::read(path).unwrap();
         fs::write(path, &bytes[..bytes.len() - 3]).unwrap();
     });
-    assert!(matches!(error, SpeechError::Wav { .. }), "{error}");
+    assert_matches!(error, SpeechError::Wav { .. });
 }
 
 #[test]
@@ -233,10 +232,7 @@ fn samples_that_are_no_numbers_are_refused() {
         }
         writer.finalize().unwrap();
     });
-    assert!(
-        matches!(error, SpeechError::NotFinite { sample: 150, .. }),
-        "{error}"
-    );
+    assert_matches!(error, SpeechError::NotFinite { sample: 150, .. });
 }
 
 /// Each byte of the header with each value, and each length: an error or samples, no panic.

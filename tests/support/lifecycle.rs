@@ -50,12 +50,7 @@ impl<M: Module> Lifecycle<'_, M> {
     fn value_is_expected(&self, model: &M) {
         let (found, expected) = (self.value(model), (self.expected)(&parameters(model)));
         assert_eq!(found.len(), expected.len(), "size of the value");
-        for (found, expected) in found.iter().zip(&expected) {
-            assert!(
-                (found - expected).abs() <= self.tolerance,
-                "value: {found} instead of {expected}"
-            );
-        }
+        assert_near!(found.iter(), &expected, self.tolerance);
     }
 
     fn gradients_arrive_in_f32(&self, model: &M) {

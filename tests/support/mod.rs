@@ -4,6 +4,8 @@
 // Each test binary uses a part of this.
 #![allow(dead_code, unused_imports)]
 
+#[macro_use]
+mod asserts;
 pub(crate) mod cases;
 pub(crate) mod lifecycle;
 mod perceptron;
@@ -95,6 +97,16 @@ pub(crate) fn each_device(mut test: impl FnMut(&Target)) {
     }
 }
 
+/// [`each_device`], for tests that do not ask for its name.
+pub(crate) fn on_each(mut test: impl FnMut(&Device)) {
+    each_device(|target| test(&target.device));
+}
+
+/// [`on_each`], with autodiff.
+pub(crate) fn on_tracked(mut test: impl FnMut(Device)) {
+    on_each(|device| test(device.clone().autodiff()));
+}
+
 /// `chosen`: it is the only device asked for.
 fn wgpu_or_skip(chosen: bool) -> Option<Device> {
     match wgpu() {
@@ -167,6 +179,13 @@ pub(crate) fn nearest(dtype: FloatDType, x: f32) -> f32 {
         FloatDType::BF16 => half::bf16::from_f32(x).to_f32(),
         other => panic!("{other:?} is no half dtype"),
     }
+}
+
+/// A path in a folder of its own, which is there until it is dropped.
+pub(crate) fn scratch(name: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    (folder, path)
 }
 
 /// Seeds the device, and keeps other tests from doing so until it is dropped: the generators of

@@ -75,10 +75,8 @@ impl AutocastConfig {
         &self,
         model: M,
     ) -> Result<(M, Autocast), Rejected<M, AmpError>> {
-        match self.try_materialize_half(&model) {
-            Ok(half) => Ok(half),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        self.try_materialize_half(&model)
+            .map_err(|error| Rejected::new(model, error))
     }
 
     fn try_materialize_half<M: Module>(&self, model: &M) -> Result<(M, Autocast), AmpError> {

@@ -14,13 +14,7 @@ impl<O: Tensors> Walk<O> {
     ///
     /// [`GraphError::Parameter`] where the graph has no such parameter.
     pub fn weight(&self, product: &Product, pass: Pass) -> Result<Tensor<2>, GraphError> {
-        let index = self.index(&product.parameter.path)?;
-        let weights = &self.weights;
-        let replaced = weights
-            .replaced
-            .get(&index)
-            .filter(|_| pass == Pass::Replaced);
-        Ok(product.matrix(replaced.unwrap_or(&weights.original[index]).clone()))
+        Ok(product.matrix(self.value_of(&product.parameter.path, pass)?))
     }
 
     /// Puts `matrix`, `[outputs, inputs]`, in the place of the weight of a product.
@@ -87,17 +81,21 @@ impl<O: Tensors> Walk<O> {
         path: &str,
         pass: Pass,
     ) -> Result<Tensor<D>, GraphError> {
+        let value = self.value_of(path, pass)?;
+        if value.shape().num_dims() != D {
+            return Err(GraphError::Parameter { path: path.into() });
+        }
+        Ok(Tensor::from_dispatch(value))
+    }
+
+    fn value_of(&self, path: &str, pass: Pass) -> Result<DispatchTensor, GraphError> {
         let index = self.index(path)?;
         let weights = &self.weights;
         let replaced = weights
             .replaced
             .get(&index)
             .filter(|_| pass == Pass::Replaced);
-        let value = replaced.unwrap_or(&weights.original[index]).clone();
-        if value.shape().num_dims() != D {
-            return Err(GraphError::Parameter { path: path.into() });
-        }
-        Ok(Tensor::from_dispatch(value))
+        Ok(replaced.unwrap_or(&weights.original[index]).clone())
     }
 
     fn index(&self, path: &str) -> Result<usize, GraphError> {

@@ -29,6 +29,7 @@ use burn::tensor::{FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::fisher::collection::Collection;
+use crate::model::checks::accept;
 use crate::{Batch, PruneError, Selection};
 
 /// How the gradient matrix is collected.
@@ -283,13 +284,7 @@ impl FisherConfig {
         if self.samples == 0 {
             return Err(PruneError::NoSamples);
         }
-        if self.batch_size == 0 {
-            return Err(PruneError::InvalidConfig {
-                field: "batch_size",
-                value: "0".into(),
-                expected: "at least 1",
-            });
-        }
+        accept(self.batch_size > 0, "batch_size", 0, "at least 1")?;
         if let Some(sketch) = &self.sketch {
             sketch.check(self.samples, self.dtype)?;
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::PruneError;
+use crate::model::checks::accept;
 use crate::model::layout::Layout;
 
 /// How much may remain.
@@ -105,13 +106,8 @@ impl Budget {
         let Self::Flops { kept, .. } = self else {
             return Ok(None);
         };
-        if !(*kept > 0.0 && *kept < 1.0) {
-            return Err(PruneError::InvalidConfig {
-                field: "flops.kept",
-                value: kept.to_string(),
-                expected: "a fraction in (0, 1)",
-            });
-        }
+        let fits = *kept > 0.0 && *kept < 1.0;
+        accept(fits, "flops.kept", kept, "a fraction in (0, 1)")?;
         match layout.flops() {
             0.0 => Err(PruneError::Infeasible {
                 reason: "it bounds operations, but no prunable weight costs any".into(),

@@ -9,6 +9,7 @@ mod cost_classes;
 mod knapsack;
 
 use crate::error::PruneError;
+use crate::model::checks::accept;
 use crate::model::layout::Layout;
 use crate::problem::budget::{Budget, Pool};
 use crate::problem::sparsity::SparsityPattern;
@@ -57,13 +58,9 @@ impl Feasible {
         budget: &Budget,
         layout: &Layout,
     ) -> Result<Self, PruneError> {
-        if *budget == Budget::Pattern && !matches!(pattern, SparsityPattern::NM { .. }) {
-            return Err(PruneError::InvalidConfig {
-                field: "budget",
-                value: "Pattern".into(),
-                expected: "a sparsity or a count, unless the pattern is N:M",
-            });
-        }
+        let fits = *budget != Budget::Pattern || matches!(pattern, SparsityPattern::NM { .. });
+        let expected = "a sparsity or a count, unless the pattern is N:M";
+        accept(fits, "budget", "Pattern", expected)?;
         let mut feasible = Self::with_pools(pattern, budget.pools(layout)?, layout)?;
         feasible.operations = budget.flops(layout)?.map(|bound| Operations {
             cost: layout

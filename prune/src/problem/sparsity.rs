@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::PruneError;
+use crate::model::checks::accept;
 use crate::model::layout::{Layer, Layout};
 
 /// The shape that zeros must have.
@@ -58,13 +59,7 @@ impl SparsityPattern {
         let Self::NM { n, m } = *self else {
             return Ok(Vec::new());
         };
-        if n == 0 || n >= m {
-            return Err(PruneError::InvalidConfig {
-                field: "pattern",
-                value: self.to_string(),
-                expected: "N:M with 0 < N < M",
-            });
-        }
+        accept(n > 0 && n < m, "pattern", self, "N:M with 0 < N < M")?;
         let mut blocks = Vec::with_capacity(layout.len() / m);
         for layer in layout.layers() {
             let Some(axis) = layer.reduction_axis() else {

@@ -3,6 +3,7 @@
 use burn::config::Config;
 
 use crate::PruneError;
+use crate::model::checks::accept;
 
 /// How the sparsity rises from `base` to the target s over f stages.
 ///
@@ -66,21 +67,10 @@ impl Schedule {
         if !(0.0..1.0).contains(&sparsity) {
             return Err(PruneError::Sparsity { sparsity });
         }
-        if stages == 0 {
-            return Err(PruneError::InvalidConfig {
-                field: "stages",
-                value: "0".into(),
-                expected: "at least 1",
-            });
-        }
+        accept(stages > 0, "stages", 0, "at least 1")?;
         let base = self.base().unwrap_or(sparsity);
-        if !(0.0..=sparsity).contains(&base) && stages > 1 {
-            return Err(PruneError::InvalidConfig {
-                field: "base",
-                value: base.to_string(),
-                expected: "a sparsity between 0 and the target",
-            });
-        }
+        let fits = (0.0..=sparsity).contains(&base) || stages == 1;
+        accept(fits, "base", base, "a sparsity between 0 and the target")?;
         if stages == 1 {
             return Ok(vec![sparsity]);
         }

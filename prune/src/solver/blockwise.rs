@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::error::PruneError;
 use crate::fisher::gradient_matrix::{add_product, column};
 use crate::host::read;
+use crate::model::checks::accept;
 use crate::model::layout::Layout;
 use crate::problem::feasible::Feasible;
 use crate::problem::solution::Step;
@@ -261,13 +262,7 @@ fn parts(ranges: &[Range<usize>], support: &[usize]) -> Vec<Range<usize>> {
 /// Consecutive weights of one parameter, `block_size` each; the last one of a parameter may have
 /// fewer.
 fn blocks(layout: &Layout, block_size: usize) -> Result<Vec<Range<usize>>, PruneError> {
-    if block_size == 0 {
-        return Err(PruneError::InvalidConfig {
-            field: "block_size",
-            value: "0".into(),
-            expected: "at least 1",
-        });
-    }
+    accept(block_size > 0, "block_size", 0, "at least 1")?;
     let of_layer = |range: Range<usize>| {
         let end = range.end;
         range

@@ -112,10 +112,8 @@ impl ConvertConfig {
         &self,
         model: M,
     ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
-        match self.try_convert(&model, None) {
-            Ok(converted) => Ok(converted),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        self.try_convert(&model, None)
+            .map_err(|error| Rejected::new(model, error))
     }
 
     /// As [`convert`](Self::convert), for a model that is deployed with this forward pass, called as

@@ -117,10 +117,8 @@ impl MixedPrecisionConfig {
         output: impl Fn(&M) -> T,
         evaluate: impl Fn(&M) -> f64,
     ) -> Result<Allocation<M>, Rejected<M, QuantError>> {
-        match self.try_allocate(&model, run, output, evaluate) {
-            Ok(allocation) => Ok(allocation),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        self.try_allocate(&model, run, output, evaluate)
+            .map_err(|error| Rejected::new(model, error))
     }
 
     fn try_allocate<M: Module, R: RunOutcome, T: TensorOutcome<D>, const D: usize>(

@@ -177,10 +177,8 @@ impl PtqConfig {
         forward: impl Fn(&M, I::Item) -> R,
     ) -> Result<(M, PtqReport), Rejected<M, QuantError>> {
         let pass = Pass::new(batches, forward, self.progress);
-        match self.try_quantize(&model, &pass) {
-            Ok(quantized) => Ok(quantized),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        self.try_quantize(&model, &pass)
+            .map_err(|error| Rejected::new(model, error))
     }
 
     fn try_quantize<M: Module>(

@@ -80,7 +80,7 @@ pub enum Format {
 /// assert!(error.to_string().contains("sparcity"));
 /// # Ok::<(), burn_lean_recipe::RecipeError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
     /// Seed of the order of the data and of what is random on the device. Default: 0.
@@ -115,26 +115,10 @@ pub struct Recipe {
     pub export: Vec<Format>,
 }
 
-impl Default for Recipe {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Recipe {
     /// Without a stage.
     pub fn new() -> Self {
-        Self {
-            seed: 0,
-            dtype: ComputeDtype::Auto,
-            fallback: Fallback::Error,
-            checkpoint_steps: None,
-            train: None,
-            shrink: None,
-            prune: None,
-            quantize: Vec::new(),
-            export: Vec::new(),
-        }
+        Self::default()
     }
 
     /// With another seed.

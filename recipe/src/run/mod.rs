@@ -221,10 +221,8 @@ impl<'a> Run<'a> {
         T: Tensors + Batch,
         O: Tensors + Send + Sync + 'static,
     {
-        match self.outcome(&model, task) {
-            Ok(outcome) => Ok(outcome),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        self.outcome(&model, task)
+            .map_err(|error| Rejected::new(model, error))
     }
 
     fn outcome<M: Module, I: Examples, T: Examples, O: Outputs>(

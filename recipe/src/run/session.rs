@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
@@ -373,13 +373,9 @@ impl PathVisitor for Checksum {
         self.add(at, || param.base().to_data());
     }
 
-    fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
+    burn_lean_reparam::visit_kinds!(int, bool: |self, at, param| {
         self.add(at, || param.val().to_data());
-    }
-
-    fn bool<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Bool>>) {
-        self.add(at, || param.val().to_data());
-    }
+    });
 }
 
 /// Waits for the device: the numbers are there when they are read.

@@ -162,11 +162,7 @@ fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployE
         data.push(kind.of(a.data[i], b.data[j]));
     });
     let shape = shape.ok_or_else(|| failed(format!("shapes {:?} and {:?}", a.shape, b.shape)))?;
-    Ok(Floats {
-        shape,
-        data,
-        last: false,
-    })
+    Ok(Floats::new(shape, data))
 }
 
 /// The shape that two become: axes of one index stand for all, axes that are missing in front are of one.
@@ -293,11 +289,7 @@ fn transposed(x: &Floats, axes: &[usize]) -> Result<Floats, DeployError> {
             at[axis] = 0;
         }
     }
-    Ok(Floats {
-        shape,
-        data,
-        last: false,
-    })
+    Ok(Floats::new(shape, data))
 }
 
 /// Stacks of matrices, of which one of a side may stand for several of the other.
@@ -330,11 +322,7 @@ fn matmul(a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
             packed = Some((j, right));
         }
     }
-    Ok(Floats {
-        shape,
-        data,
-        last: false,
-    })
+    Ok(Floats::new(shape, data))
 }
 
 fn softmax(mut x: Floats) -> Floats {
@@ -421,11 +409,7 @@ fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {
         true => shape[axis] = 1,
         false => drop(shape.remove(axis)),
     }
-    Ok(Floats {
-        shape,
-        data,
-        last: false,
-    })
+    Ok(Floats::new(shape, data))
 }
 
 /// Bounds below 0 count from the end.
@@ -445,9 +429,5 @@ fn slice(x: &Floats, axis: usize, start: i64, end: i64) -> Result<Floats, Deploy
     }
     let mut shape = x.shape.clone();
     shape[axis] = end - start;
-    Ok(Floats {
-        shape,
-        data,
-        last: false,
-    })
+    Ok(Floats::new(shape, data))
 }

@@ -131,10 +131,6 @@ impl Linear {
             }
             _ => return Err(failed("a product of codes got no codes")),
         };
-        Ok(Floats {
-            shape,
-            data,
-            last: false,
-        })
+        Ok(Floats::new(shape, data))
     }
 }

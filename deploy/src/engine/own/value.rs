@@ -17,6 +17,14 @@ pub(super) struct Floats {
     pub(super) last: bool,
 }
 
+impl Floats {
+    /// In the order of their axes.
+    pub(super) fn new(shape: Vec<usize>, data: Vec<f32>) -> Self {
+        let last = false;
+        Self { shape, data, last }
+    }
+}
+
 /// Distances of codes from that of zero, stored as [`Floats`] are.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Codes {
@@ -74,11 +82,9 @@ pub(super) enum Value {
 impl Value {
     pub(super) fn of(value: Foreign) -> Self {
         match value {
-            Foreign::FloatTensor(x) => Self::floats_of(Floats {
-                shape: x.shape().to_vec(),
-                data: x.into_data(),
-                last: false,
-            }),
+            Foreign::FloatTensor(x) => {
+                Self::floats_of(Floats::new(x.shape().to_vec(), x.into_data()))
+            }
             other => Self::Foreign(other),
         }
     }
@@ -127,11 +133,8 @@ pub(super) fn ordered(x: Arc<Floats>) -> Arc<Floats> {
         x.last = false;
         return Arc::new(x);
     }
-    Arc::new(Floats {
-        shape: x.shape.clone(),
-        data: turn(&x.data, batch, inner, channels),
-        last: false,
-    })
+    let data = turn(&x.data, batch, inner, channels);
+    Arc::new(Floats::new(x.shape.clone(), data))
 }
 
 /// With the second axis stored last.

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean_reparam::sealed::{CHECKSUM, unseal};
-use burn_lean_reparam::{PathMapper, Rejected, Trail, map_with_path, unlink_before};
+use burn_lean_reparam::{PathMapper, Rejected, Trail, map_kinds, map_with_path, unlink_before};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::{KEY, METHOD, QuantizationConfig};
@@ -38,10 +38,7 @@ pub fn load_compressed_tensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
 ) -> Result<M, Rejected<M, QuantError>> {
-    match try_load(&model, path.as_ref()) {
-        Ok(loaded) => Ok(loaded),
-        Err(error) => Err(Rejected::new(model, error)),
-    }
+    try_load(&model, path.as_ref()).map_err(|error| Rejected::new(model, error))
 }
 
 fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
@@ -232,33 +229,6 @@ impl Loader<'_> {
     }
 }
 
-macro_rules! load_kind {
-    ($method:ident, $kind:ty) => {
-        fn $method<const D: usize>(
-            &mut self,
-            at: &Trail,
-            param: Param<Tensor<D, $kind>>,
-        ) -> Param<Tensor<D, $kind>> {
-            if self.error.is_some() || at.is_attached() {
-                return param;
-            }
-            let device = param.lazy_device();
-            let place = Place::at(at, D);
-            let base = param.base();
-            match self.plain(&place, &base.shape(), base.dtype(), &device) {
-                Ok(data) => {
-                    let (dtype, id) = (data.dtype(), param.id);
-                    param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
-                }
-                Err(error) => {
-                    self.error = Some(error);
-                    param
-                }
-            }
-        }
-    };
-}
-
 impl PathMapper for Loader<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if self.error.is_some() || at.is_attached() {
@@ -275,6 +245,22 @@ impl PathMapper for Loader<'_> {
         }
     }
 
-    load_kind!(int, Int);
-    load_kind!(bool, Bool);
+    map_kinds!(int, bool: |self, at, param| {
+        if self.error.is_some() || at.is_attached() {
+            return param;
+        }
+        let device = param.lazy_device();
+        let place = Place::at(at, D);
+        let base = param.base();
+        match self.plain(&place, &base.shape(), base.dtype(), &device) {
+            Ok(data) => {
+                let (dtype, id) = (data.dtype(), param.id);
+                param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
+            }
+            Err(error) => {
+                self.error = Some(error);
+                param
+            }
+        }
+    });
 }

@@ -73,21 +73,12 @@ mod tests {
         assert_eq!(kept, [1.0, 2.0, 0.0, -0.0, 3.0, 4.0]);
         assert_eq!(bitmask, [0b0101_1010, 0b0011]);
         let found = decompress(&kept, &bitmask, 1, 12).unwrap();
-        assert_eq!(found.map_bits(), values.to_vec().map_bits());
+        let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|x| x.to_bits()).collect() };
+        assert_eq!(bits(&found), bits(&values));
         assert!(compress(&[1.0, 1.0, 1.0, 0.0], 4).is_none());
         assert!(compress(&[1.0, 0.0], 2).is_none());
         assert!(decompress(&kept[1..], &bitmask, 1, 12).is_err());
         assert!(decompress(&kept, &[0xff, 0], 1, 12).is_err());
         assert!(decompress(&kept, &bitmask[1..], 1, 12).is_err());
-    }
-
-    trait MapBits {
-        fn map_bits(self) -> Vec<u32>;
-    }
-
-    impl MapBits for Vec<f32> {
-        fn map_bits(self) -> Vec<u32> {
-            self.into_iter().map(f32::to_bits).collect()
-        }
     }
 }

@@ -64,10 +64,7 @@ impl LoadConfig {
         model: M,
         path: impl AsRef<Path>,
     ) -> Result<(M, ConversionReport), Rejected<M, QuantError>> {
-        match try_load(&model, path.as_ref(), *self) {
-            Ok(loaded) => Ok(loaded),
-            Err(error) => Err(Rejected::new(model, error)),
-        }
+        try_load(&model, path.as_ref(), *self).map_err(|error| Rejected::new(model, error))
     }
 }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use burn::module::{Module, Param};
 use burn::tensor::quantization::quantized_data_len;
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean_reparam::sealed::unseal;
 use burn_lean_reparam::{
-    FloatVisitor, PathMapper, Trail, map_with_path, unlink_before, visit_floats,
+    FloatVisitor, PathMapper, Trail, map_kinds, map_with_path, unlink_before, visit_floats,
 };
 use safetensors::tensor::{Dtype, SafeTensors};
 
@@ -409,36 +409,6 @@ impl FloatVisitor for Unchanged {
     }
 }
 
-macro_rules! load_kind {
-    ($method:ident, $kind:ty) => {
-        fn $method<const D: usize>(
-            &mut self,
-            at: &Trail,
-            param: Param<Tensor<D, $kind>>,
-        ) -> Param<Tensor<D, $kind>> {
-            if self.error.is_some() {
-                return param;
-            }
-            let Some(path) = self.names.of_tensor(&at.path()) else {
-                return param;
-            };
-            let device = param.lazy_device();
-            let base = param.base();
-            match self.data(&path, &base.shape(), base.dtype(), &device) {
-                Ok(data) => {
-                    let dtype = data.dtype();
-                    let id = param.id;
-                    param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
-                }
-                Err(error) => {
-                    self.fail(&path, error);
-                    param
-                }
-            }
-        }
-    };
-}
-
 impl PathMapper for Loader<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if self.error.is_some() {
@@ -476,6 +446,24 @@ impl PathMapper for Loader<'_> {
         }
     }
 
-    load_kind!(int, Int);
-    load_kind!(bool, Bool);
+    map_kinds!(int, bool: |self, at, param| {
+        if self.error.is_some() {
+            return param;
+        }
+        let Some(path) = self.names.of_tensor(&at.path()) else {
+            return param;
+        };
+        let device = param.lazy_device();
+        let base = param.base();
+        match self.data(&path, &base.shape(), base.dtype(), &device) {
+            Ok(data) => {
+                let (dtype, id) = (data.dtype(), param.id);
+                param.transform_for_load(Tensor::from_data(data, (&device, dtype)), id)
+            }
+            Err(error) => {
+                self.fail(&path, error);
+                param
+            }
+        }
+    });
 }

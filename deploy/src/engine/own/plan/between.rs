@@ -75,11 +75,7 @@ impl<'a> Planner<'a> {
         let constant = |name: &str| {
             let shape = self.constants.get(name)?.shape.clone();
             let data = self.constants.floats(name)?;
-            Some(Arc::new(Floats {
-                shape,
-                data,
-                last: false,
-            }))
+            Some(Arc::new(Floats::new(shape, data)))
         };
         let is_constant = |name: &str| self.constants.get(name).is_some();
         match (is_constant(a), is_constant(b)) {
