@@ -1,12 +1,12 @@
 //! From what was recorded to what has to be computed.
 
-use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::backend::ir::{
     BaseOperationIr, BatchNormOpIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorId,
 };
 use burn::tensor::TensorData;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use crate::graph::describe::{describe, rename};
 use crate::hooks::Noted;
@@ -94,8 +94,8 @@ fn share_views(graph: &mut Graph) {
         .map(|parameter| parameter.tensor)
         .chain(graph.constants.keys().copied())
         .collect();
-    let mut renamed: HashMap<TensorId, TensorId> = HashMap::new();
-    let mut first: HashMap<u64, Vec<(OperationIr, TensorId)>> = HashMap::new();
+    let mut renamed: HashMap<TensorId, TensorId> = HashMap::default();
+    let mut first: HashMap<u64, Vec<(OperationIr, TensorId)>> = HashMap::default();
     let mut kept = Vec::with_capacity(graph.operations.len());
     for mut operation in std::mem::take(&mut graph.operations) {
         rename(&mut operation, &renamed);
@@ -106,7 +106,7 @@ fn share_views(graph: &mut Graph) {
         if shareable {
             let output = outputs[0];
             let mut key = operation.clone();
-            let anonymous = HashMap::from([(output, TensorId::new(u64::MAX))]);
+            let anonymous = HashMap::from_iter([(output, TensorId::new(u64::MAX))]);
             rename(&mut key, &anonymous);
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
@@ -150,7 +150,7 @@ fn keep(graph: &mut Graph, fuse: bool) {
     needed.extend(graph.parameters.iter().filter_map(|one| one.update));
     let in_training = match fuse {
         true => norms_in_training(&graph.operations),
-        false => HashSet::new(),
+        false => HashSet::default(),
     };
     let mut kept = Vec::with_capacity(graph.operations.len());
     for operation in std::mem::take(&mut graph.operations).into_iter().rev() {
@@ -195,7 +195,7 @@ fn norms_in_training(operations: &[OperationIr]) -> HashSet<TensorId> {
         })
         .collect();
     if norms.is_empty() {
-        return HashSet::new();
+        return HashSet::default();
     }
     let makers = operations.iter().flat_map(|operation| {
         let made = operation.outputs();

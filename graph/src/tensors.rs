@@ -530,3 +530,10 @@ tensors!(burn::train::RegressionOutput {
     output,
     targets
 });
+#[cfg(feature = "train")]
+tensors!(burn::train::SequenceOutput {
+    loss,
+    logits,
+    predictions,
+    targets
+});

@@ -302,7 +302,9 @@ impl Gram {
         let n = self.rows as f64;
         let per_row = 1.0 / n.max(1.0);
         let xx = Mat::from_fn(self.features, self.features, |i, j| {
-            let sum = self.xx[(i.max(j), i.min(j))];
+            // To the bit the same on both sides of the diagonal.
+            let (i, j) = (i.max(j), i.min(j));
+            let sum = self.xx[(i, j)];
             (sum + dx[i] * self.x[j] + self.x[i] * dx[j] + n * dx[i] * dx[j]) * per_row
         });
         let xy = Mat::from_fn(self.features, self.outputs, |j, k| {

@@ -216,6 +216,10 @@ impl RoundingProblem<'_> {
         ranges: &mut [Range],
     ) {
         let (d, group) = (self.inputs, self.group());
+        let right = match sweeps {
+            0 => return,
+            _ => self.times(optimum),
+        };
         for sweep in 0..sweeps {
             let off: Vec<f64> = (0..d)
                 .map(|at| ranges[at / group].value(codes[at]) - optimum[at])
@@ -243,22 +247,21 @@ impl RoundingProblem<'_> {
                     .zip(column)
                     .for_each(|(g, h)| *g += step * h);
             }
-            let rescaled = self.rescale(optimum, kept, codes, ranges);
+            let rescaled = self.rescale(&right, kept, codes, ranges);
             if !changed && (sweep > 0 || !rescaled) {
                 break;
             }
         }
     }
 
-    /// The best scales for the codes; whether there were better ones.
-    fn rescale(&self, optimum: &[f64], kept: &[bool], codes: &[u8], ranges: &mut [Range]) -> bool {
+    /// The best scales for the codes; whether there were better ones. `right` is H w.
+    fn rescale(&self, right: &[f64], kept: &[bool], codes: &[u8], ranges: &mut [Range]) -> bool {
         let (d, group) = (self.inputs, self.group());
         let groups = ranges.len();
         let multiple = |at: usize, ranges: &[Range]| match kept[at] {
             true => f64::from(codes[at]) - f64::from(ranges[at / group].zero),
             false => 0.0,
         };
-        let right = self.times(optimum);
         // H B, a column for each group.
         let mut columns = vec![vec![0.0; d]; groups];
         for at in 0..d {
@@ -274,7 +277,7 @@ impl RoundingProblem<'_> {
             places.map(|at| multiple(at, ranges) * values[at]).sum()
         };
         let mut system = Mat::from_fn(groups, groups, |i, j| within(&columns[j], i));
-        let mut sides = Mat::from_fn(groups, 1, |i, _| within(&right, i));
+        let mut sides = Mat::from_fn(groups, 1, |i, _| within(right, i));
         for i in 0..groups {
             // A group of zeros has no say, and keeps what it has.
             if system[(i, i)] == 0.0 {
@@ -305,9 +308,13 @@ impl RoundingProblem<'_> {
     }
 
     /// H v.
+    ///
+    /// H is symmetric: row by row, where sums are independent of each other, with the order of a dot product.
     pub(crate) fn times(&self, vector: &[f64]) -> Vec<f64> {
-        let rows = self.hessian.chunks_exact(self.inputs);
-        rows.map(|row| row.iter().zip(vector).map(|(h, v)| h * v).sum())
-            .collect()
+        let mut sums = vec![0.0; self.inputs];
+        for (v, row) in vector.iter().zip(self.hessian.chunks_exact(self.inputs)) {
+            sums.iter_mut().zip(row).for_each(|(sum, h)| *sum += h * v);
+        }
+        sums
     }
 }

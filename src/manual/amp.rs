@@ -61,6 +61,8 @@
 //! |---|---|
 //! | `one_hot` in the error | Burn reads the indices: pass the one-hot tensor as an input, or compare the labels with `arange` |
 //! | an error about a value that is read, or `detach` | the forward pass cannot be recorded: [`AutocastConfig::prepare`](crate::amp::AutocastConfig::prepare) and a region do without |
+//! | a part of the model that needs F32 for reasons of its own | call it in [`full_precision`](crate::amp::full_precision()), or name its layers: [`Autocast::with_module`](crate::amp::Autocast::with_module) |
+//! | steps of a small model that take long | [`Autocast::cached`](crate::amp::Autocast::cached): each step is recorded otherwise |
 //! | in a region: mixed dtypes | [`audit`](crate::amp::audit()) names all calls that belong into [`full_precision`](crate::amp::full_precision()), in one run |
 //! | skipped steps | the [`StepReport`](crate::amp::StepReport) says which parameter overflowed; a few at the start are how the scale is found |
 //! | `Diverged` | [`calibrate_scale`](crate::amp::calibrate_scale), which fails where FP32 is not finite either |

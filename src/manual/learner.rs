@@ -60,7 +60,9 @@
 //!     type Output = ClassificationOutput;
 //!
 //!     fn inference_step(&self, _: &Autocast, batch: Batch) -> ClassificationOutput {
-//!         self.classify(batch)
+//!         // A plain call would leave activations float: metrics of another model.
+//!         let quantized = QuantizedForward::new();
+//!         quantized.run(self, batch, Self::classify).expect("as in training")
 //!     }
 //! }
 //!

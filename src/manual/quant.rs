@@ -34,8 +34,8 @@
 //! let config = PtqConfig::new().with_progress(false);
 //! let (net, report) = config.quantize_for(net, batches, Net::forward)?;
 //! assert_eq!(report.activations.len(), 2);
-//! // It is run with its quantizers, now and after it is converted.
-//! let quantized = QuantizedForward::new();
+//! // It is run with its quantizers, now and after it is converted; the pass is recorded once.
+//! let quantized = QuantizedForward::new().cached();
 //! let prepared = quantized.run(&net, x.clone(), Net::forward)?;
 //! let (net, _) = ConvertConfig::new().convert(net)?;
 //! let converted = quantized.run(&net, x, Net::forward)?;

@@ -71,6 +71,27 @@ fn an_overflowing_step_changes_nothing_but_the_scale() {
     });
 }
 
+/// As that of a batch without examples.
+#[test]
+fn a_step_whose_loss_alone_is_not_finite_is_skipped() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let mut scaler = dynamic();
+        let weights = bits(&model);
+        let nan = loss(&model, &autocast, 0, 1.0) + f32::NAN;
+        let scaled = scaler.scale(nan).unwrap();
+        let grads = GradientsParams::from_grads(scaled.backward(), &model);
+
+        let mut optim = AdamWConfig::new().init();
+        let model = scaler.step(&mut optim, 0.01, model, grads).unwrap();
+
+        assert_eq!(bits(&model), weights);
+        let overflow = scaler.report().unwrap().overflow.as_ref().unwrap();
+        assert_eq!(overflow.cause, SkipCause::LossNotFinite);
+        assert_eq!(overflow.first(), None);
+    });
+}
+
 #[test]
 fn the_report_names_the_first_parameter_the_count_and_the_largest_finite_gradient() {
     each_device(|target| {

@@ -32,7 +32,7 @@ fn a_dropout_may_run_in_half_and_has_its_gradients() {
                 .count();
             for row in 0..4 {
                 let found = gradient[4 * row + column];
-                assert_eq!(found, 2.0 * kept as f32, "on");
+                assert_eq!(found, 2.0 * kept as f32);
             }
         }
         for (y, dropped) in y.iter().zip(dropped) {

@@ -3,14 +3,15 @@
 use std::collections::HashSet;
 
 use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Gru, GruConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form};
+use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form, OnnxNode};
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, NumberFormat, Override, QatConfig, Schedule, Scheme,
-    WeightConfig, WeightGranularity, calibrate, quantized_weights,
+    FakeQuantizeConfig, ForwardQ, NumberFormat, Override, PtqConfig, QatConfig, QuantizedForward,
+    Schedule, Scheme, WeightConfig, WeightGranularity, calibrate, quantized_weights,
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
@@ -94,6 +95,60 @@ fn what_quantizes_the_input_of_a_float_layer_before_a_batch_norm_is_in_the_file(
     let exported = export.to_onnx(Form::Qdq).unwrap();
     let names = operators(&exported);
     assert!(names.contains(&"QuantizeLinear"), "{names:?}");
+}
+
+/// A sequence that a recurrent layer reads is rounded as a whole: the views of it are operations of the quantized
+/// recording alone.
+#[test]
+fn the_operands_of_an_attention_are_rounded_beside_a_recurrent_layer() {
+    #[derive(Module, Debug)]
+    struct Both {
+        attention: MultiHeadAttention,
+        gru: Gru,
+    }
+    let device = Device::flex();
+    let model = Both {
+        attention: MultiHeadAttentionConfig::new(6, 2)
+            .with_dropout(0.0)
+            .init(&device),
+        gru: GruConfig::new(6, 4, true).init(&device),
+    };
+    let forward = |model: &Both, x: Tensor<3>| {
+        let context = model.attention.forward(MhaInput::self_attn(x)).context;
+        model.gru.forward(context, None)
+    };
+    let x = tensor::<3>(5, [2, 5, 6], &device);
+    let config = PtqConfig::new().with_progress(false);
+    let model = with_numbers(model, 3);
+    let (model, _) = config.quantize_for(model, || [x.clone()], forward).unwrap();
+    let export = Export::record(&model, &x, forward).unwrap();
+    let left: Vec<&str> = export.quantization().left_float().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let exported = export.to_onnx(Form::Qdq).unwrap();
+    let nodes = exported.model.nodes();
+    let made_by = |name: &String| {
+        let maker = nodes.iter().find(|node| node.outputs().contains(name));
+        maker.map(OnnxNode::operator)
+    };
+    // Queries by keys, and what comes of them by values.
+    let products = nodes.iter().filter(|node| {
+        let inputs = node.inputs();
+        node.operator() == "MatMul"
+            && inputs.len() == 2
+            && inputs
+                .iter()
+                .all(|name| made_by(name) == Some("DequantizeLinear"))
+            && !inputs.iter().any(|name| name.contains("weight"))
+    });
+    assert!(products.count() >= 2, "{:?}", operators(&exported));
+    let fake = QuantizedForward::new().run(&model, x.clone(), forward);
+    let fake = fake.unwrap();
+    written(&export, Form::Qdq, &x, &fake);
+    let engine = EngineConfig::new()
+        .with_arithmetic(Arithmetic::Integer)
+        .compile(export)
+        .unwrap();
+    within_steps(engine.run(&x).unwrap(), fake, 4.0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What cannot go on stops the training.
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::SgdConfig;
+use burn::optim::{GradientsAccumulator, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
 use burn_lean_amp::{
@@ -10,7 +10,9 @@ use burn_lean_amp::{
 };
 
 use crate::devices::on_tracked;
-use crate::support::{Batch, Mlp, amp, bits, samples, samples_with_infinity, scaler, training};
+use crate::support::{
+    Batch, Mlp, amp, batch, bits, samples, samples_with_infinity, scaler, training,
+};
 use crate::training::step;
 
 #[test]
@@ -86,6 +88,42 @@ fn a_model_that_is_frozen_is_an_error_and_no_panic() {
     assert_eq!(monitor.error(), Some(AmpError::NoGradients));
 }
 
+/// The gradients of the other passes are those of a part of the step.
+#[test]
+fn a_step_of_which_one_pass_failed_is_not_taken() {
+    let device = Device::flex().autodiff();
+    for failing in 0..2 {
+        let model = HalfLoss {
+            mlp: Mlp::new(&device),
+        };
+        let amp = Amp::new(model, &AutocastConfig::new(FloatDType::F16), &scaler()).unwrap();
+        let monitor = amp.monitor();
+        let before = bits(amp.model());
+        let schedule = amp.lr_scheduler(0.1).unwrap();
+        let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);
+        let mut take = |failing: Option<usize>| {
+            let mut sum = GradientsAccumulator::new();
+            for pass in 0..2 {
+                let rows = if Some(pass) == failing { 4 } else { 5 };
+                let grads = learner.train_step(batch(&samples(rows), &device)).grads;
+                sum.accumulate(&learner.model(), grads);
+            }
+            learner.lr_step();
+            learner.optimizer_step(sum.grads());
+            let amp = learner.model();
+            (bits(amp.model()), amp.state().unwrap().steps)
+        };
+
+        assert_eq!(take(Some(failing)), (before.clone(), 1));
+        assert_matches!(monitor.error(), Some(AmpError::LossDtype { .. }));
+        let report = monitor.report().unwrap();
+        assert_eq!(report.overflow.unwrap().cause, SkipCause::LossNotFinite);
+        let (after, steps) = take(None);
+        assert_ne!(after, before);
+        assert_eq!(steps, 2);
+    }
+}
+
 /// The loss scale is a float parameter, too: weights are clipped in `with_after_step`.
 #[test]
 fn a_clip_of_the_whole_instead_of_the_model_is_an_error_and_no_step() {
@@ -137,7 +175,7 @@ fn a_bad_configuration_gives_the_model_back() {
     });
 }
 
-/// Computes its loss inside the region.
+/// Computes its loss inside the region, of an even number of rows.
 #[derive(Module, Debug)]
 struct HalfLoss {
     mlp: Mlp,
@@ -148,9 +186,15 @@ impl AmpTrainStep for HalfLoss {
     type Output = ();
 
     fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
-        let mut loss = None;
-        autocast.forward(batch.x, |x| loss = Some(self.mlp.first.forward(x).mean()));
-        (loss.unwrap(), ())
+        let even = batch.x.dims()[0].is_multiple_of(2);
+        let mut inside = None;
+        let y = autocast.forward(batch.x, |x| {
+            let y = self.mlp.first.forward(x);
+            inside = Some(y.clone().mean());
+            y
+        });
+        let loss = if even { inside.unwrap() } else { y.mean() };
+        (loss, ())
     }
 }
 

@@ -5,11 +5,14 @@ use burn::module::{Module, ModuleDisplay, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
 use burn_lean_amp::{
     Amp, AmpError, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback,
     GradScalerConfig, OwnSteps,
+};
+use burn_lean_quant::{
+    FakeQuantizeConfig, NumberFormat, QatConfig, QuantizedForward, Scheme, WeightConfig,
 };
 use burn_lean_reparam::each_float;
 
@@ -31,6 +34,9 @@ struct Net {
     weight: f64,
     #[module(skip)]
     penalty: f64,
+    /// Where the first weights are drawn to in training.
+    #[module(skip)]
+    start: Option<Vec<f32>>,
     /// Bound of all weights after a step.
     #[module(skip)]
     bound: f64,
@@ -45,6 +51,7 @@ impl Net {
             penalized: Param::from_tensor(Tensor::ones([1], device)),
             weight: 1.0,
             penalty: 0.0,
+            start: None,
             bound: f64::INFINITY,
         }
     }
@@ -64,7 +71,13 @@ impl TrainStep for Net {
     fn step(&self, batch: Pair) -> TrainOutput<RegressionOutput> {
         let item = self.output(batch);
         let penalty = self.penalized.val() * self.penalty;
-        let loss = item.loss.clone() * self.weight + penalty;
+        let mut loss = item.loss.clone() * self.weight + penalty;
+        if let Some(start) = &self.start {
+            let weight = self.mlp.first.weight.val();
+            let start = TensorData::new(start.clone(), weight.shape());
+            let start = Tensor::from_data(start, &weight.device());
+            loss = loss + (weight - start).square().sum();
+        }
         TrainOutput::new(self, loss.backward(), item)
     }
 
@@ -185,6 +198,53 @@ fn dropout_is_no_difference() {
     train(&mut learner, 3, &device);
     assert_eq!(learner.model().monitor().error(), None);
     assert_eq!(learner.model().state().unwrap().steps, 3);
+}
+
+/// Activations, too, which a plain call leaves float.
+#[test]
+fn a_model_in_quantization_aware_training_is_validated_as_it_is_quantized() {
+    on_tracked(|device| {
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::int(4))
+            .with_activation(Some(FakeQuantizeConfig::new(Scheme::affine(
+                NumberFormat::uint(2),
+            ))));
+        let net = config.prepare(Net::new(0.0, &device)).unwrap();
+        let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
+        let amp = Amp::from_prepared(OwnSteps::new(net), autocast, &scaler).unwrap();
+        let mut learner = Learner::new(amp, SgdConfig::new().init(), 0.05);
+        train(&mut learner, 8, &device);
+        let amp = learner.model().valid();
+        let batch = batch(&samples(8), &device.inner());
+        let pair = (batch.x, batch.y);
+        let shown = InferenceStep::step(&amp, pair.clone()).output.into_data();
+        let net = amp.model().model();
+        let quantized = QuantizedForward::new().run(net, pair.clone(), Net::output);
+        assert_eq!(shown, quantized.unwrap().output.into_data());
+        assert_ne!(shown, net.output(pair).output.into_data());
+    });
+}
+
+/// It has no gradient before the first step.
+#[test]
+fn a_penalty_on_the_way_from_the_first_weights_is_found_in_the_second_step() {
+    on_tracked(|device| {
+        let mut net = Net::new(0.0, &device);
+        let weight = net.mlp.first.weight.val();
+        net.start = Some(weight.into_data().iter().collect());
+        let mut learner = learner(OwnSteps::new(net));
+        train(&mut learner, 1, &device);
+        assert_eq!(learner.model().monitor().error(), None);
+        let before = bits(learner.model().model());
+        train(&mut learner, 2, &device);
+        let error = learner.model().monitor().error();
+        let Some(AmpError::StepsDiffer { path, .. }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(path, "mlp.first.weight");
+        assert_eq!(bits(learner.model().model()), before);
+    });
 }
 
 #[test]

@@ -491,6 +491,7 @@ fn factors_move_without_a_change_of_the_model() {
                 values(done.forward(x.clone())),
             );
             let size = before.iter().fold(0.0f32, |most, y| most.max(y.abs()));
+            assert!(size > 0.0);
             assert_near!(before.iter(), after, 0.03 * size);
         }
     });

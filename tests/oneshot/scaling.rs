@@ -49,6 +49,7 @@ fn scaled<M: Module, const D: usize>(
     let done = done.unwrap();
     let after = values(forward(&done.model, x));
     let size = before.iter().fold(0.0f32, |most, y| most.max(y.abs()));
+    assert!(size > 0.0);
     assert_near!(before.iter(), after, 0.03 * size);
     done
 }

@@ -20,13 +20,20 @@ macro_rules! assert_says {
     }};
 }
 
-/// That numbers, one by one, are no farther apart than this.
+/// That as many numbers as others are, one by one, no farther apart than this.
 #[allow(unused_macros)]
 macro_rules! assert_near {
     ($some:expr, $others:expr, $within:expr $(,)?) => {
-        for (one, other) in $some.zip($others) {
-            let near = (one - other).abs() <= $within;
-            assert!(near, "{one} and {other}");
+        match ($some, $others, $within) {
+            (some, others, within) => {
+                let (some, others): (Vec<_>, Vec<_>) =
+                    (some.collect(), others.into_iter().collect());
+                assert_eq!(some.len(), others.len());
+                for (one, other) in some.into_iter().zip(others) {
+                    let near = (one - other).abs() <= within;
+                    assert!(near, "{one} and {other}");
+                }
+            }
         }
     };
 }

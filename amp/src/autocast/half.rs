@@ -24,7 +24,10 @@ const F16_OVERFLOW: f32 = 65520.0;
 ///
 /// It is called in the region that comes with it, [`Autocast::forward`], as a prepared model is; or
 /// unedited with [`Autocast::run`], with inputs in F32 or in half. On flex, whose half numbers are a
-/// form of storage, `run` widens them in each call.
+/// form of storage, `run` widens them in each call. What the model calls in
+/// [`full_precision`](crate::full_precision()) belongs into
+/// [`AutocastConfig::full_precision`], so that its weights stay F32: in a region they would meet F32 in half, which
+/// is a panic on a CPU, and wrong numbers without a word on GPUs. `run` needs no such choice.
 ///
 /// `save_safetensors` of `burn-lean-quant`, or Burn's record, writes it as it is, in half the bytes.
 /// To load the record, bring a new model here and load it there; `load_safetensors` takes the new

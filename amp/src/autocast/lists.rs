@@ -5,6 +5,8 @@
 //! lookups and scatters, which add up any number of terms, in the backward pass if not before; what only
 //! leads there runs in F32, too; everything else runs in the widest dtype of its operands.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use burn::backend::ir::{
     ActivationOperationIr as Activation, BaseOperationIr as Base, FloatOperationIr as Float,
     ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr,
@@ -68,6 +70,18 @@ impl Rules for OnDevice<'_> {
 
     fn results(&self) -> Option<FloatDType> {
         Some(FloatDType::F32)
+    }
+
+    fn key(&self) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        let Self {
+            lists,
+            half,
+            arithmetic,
+            device,
+        } = self;
+        format!("{lists:?} {half:?} {arithmetic:?} {device:?}").hash(&mut hasher);
+        Some(hasher.finish())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Int, Tensor};
-use burn_lean_reparam::FloatVisitor;
+use burn_lean_reparam::{FloatVisitor, own_copy};
 use serde::{Deserialize, Serialize};
 
 use super::overflow::non_finite;
@@ -168,7 +168,8 @@ impl ScaleCalibration {
 ///
 /// `loss` computes the loss (F32, shape `[1]`) of one or more batches, *outside* of an autocast
 /// region. Starting from the proposed scale saves the skipped steps with which dynamic scaling
-/// finds it. The gradients are read to the host: meant for once, not for every step.
+/// finds it. The gradients are read to the host: meant for once, not for every step. `loss` is given a copy with
+/// running statistics of its own: those of `model` stay as they are, also where the batch is not finite.
 ///
 /// # Errors
 ///
@@ -179,7 +180,8 @@ pub fn calibrate_scale<M: Module>(
     dtype: FloatDType,
     loss: impl FnOnce(&M) -> Tensor<1>,
 ) -> Result<ScaleCalibration, AmpError> {
-    let loss = loss(model);
+    let copy = own_copy(model);
+    let loss = loss(&copy);
     if loss.dtype() != burn::tensor::DType::F32 {
         return Err(AmpError::LossDtype {
             dtype: loss.dtype(),
@@ -188,13 +190,13 @@ pub fn calibrate_scale<M: Module>(
     if !loss.is_tracked() {
         return Err(AmpError::NoGradients);
     }
-    let grads = GradientsParams::from_grads(loss.backward(), model);
+    let grads = GradientsParams::from_grads(loss.backward(), &copy);
     let mut visitor = Collect {
         grads: &grads,
         paths: Vec::new(),
         reads: Reads::default(),
     };
-    visit_once(model, &mut visitor);
+    visit_once(&copy, &mut visitor);
     let Collect {
         paths, mut reads, ..
     } = visitor;

@@ -296,6 +296,13 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
         Ok(loss * scale)
     }
 
+    /// The loss of a pass tells a broken forward pass from an overflow; NaN one that failed. It travels as the
+    /// gradient of the state, so whatever accumulates gradients accumulates it too.
+    fn tell(&self, grads: &mut GradientsParams, loss: Tensor<1>) {
+        let one = loss.ones_like();
+        grads.register(self.grad_scaler.id(), Tensor::cat(vec![loss, one], 0));
+    }
+
     fn is_disabled(&self) -> bool {
         self.config.loss_scale == crate::LossScale::None
     }
@@ -342,6 +349,11 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> Amp<M> {
         mut grads: GradientsParams,
     ) -> Result<Self, Rejected<Self, AmpError>> {
         let losses = grads.remove::<1>(self.grad_scaler.id());
+        if self.is_disabled() && losses.is_some() {
+            // Only a pass that failed tells of its loss then.
+            self.monitor.skipped();
+            return Ok(self);
+        }
         let decision = self.decide(grads, losses);
         let (mut scaler, unscaled, taken) = match decision {
             Ok(decision) => decision,

@@ -74,7 +74,19 @@ impl Monitor {
         shared.skipped.insert(thread::current().id(), skipped);
     }
 
+    /// A step failed, and is skipped.
     pub(crate) fn fail(&self, error: AmpError) {
+        self.fail_pass(error);
+        self.skipped();
+    }
+
+    /// A step was skipped.
+    pub(crate) fn skipped(&self) {
+        self.lock().skipped.insert(thread::current().id(), true);
+    }
+
+    /// One of the passes of a step failed.
+    pub(crate) fn fail_pass(&self, error: AmpError) {
         tracing::error!(%error, "mixed precision training failed");
         // Of Burn's errors, this one carries a message.
         self.interrupter
@@ -82,9 +94,7 @@ impl Monitor {
                 device_id: 0,
                 message: error.to_string(),
             }]));
-        let mut shared = self.lock();
-        shared.skipped.insert(thread::current().id(), true);
-        shared.error.get_or_insert(error);
+        self.lock().error.get_or_insert(error);
     }
 
     /// Whether the last step of this thread was skipped; `None` before its first.

@@ -1,15 +1,18 @@
 //! Burn's own steps of a model, as they are, in mixed precision.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Distribution, Tensor, Transaction};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor, Transaction};
 use burn::train::{
     ClassificationOutput, InferenceStep, ItemLazy, MultiLabelClassificationOutput,
-    RegressionOutput, TrainStep,
+    RegressionOutput, SequenceOutput, TrainStep,
 };
+use burn_lean_graph::hooks::acts_in_recordings;
 use burn_lean_graph::{Tensors, cloned};
 use burn_lean_reparam::{FloatVisitor, own_copy, visit_floats};
 
@@ -35,22 +38,24 @@ macro_rules! step_loss {
 step_loss!(
     ClassificationOutput,
     MultiLabelClassificationOutput,
-    RegressionOutput
+    RegressionOutput,
+    SequenceOutput
 );
 
 /// A model with Burn's `TrainStep` and `InferenceStep`, which goes into [`Amp`](super::Amp) as it is.
 ///
 /// A `TrainStep` goes backward by itself, which no recording can follow. What is run in mixed precision,
 /// by [`Autocast::run`], is therefore the `InferenceStep` of the model in training: nearly every model has the
-/// same forward pass and loss in both. Whether this one has is looked at in the first step: the gradients
-/// of its `TrainStep` are compared with those of the loss of its `InferenceStep`, both in F32, which takes the
-/// time and memory of two more F32 steps, once. Where they differ, the training stops before anything has
-/// changed, with [`AmpError::StepsDiffer`].
+/// same forward pass and loss in both. Whether this one has is looked at in the first training step, the second,
+/// the 4th, the 8th and so on: the gradients of its `TrainStep` are compared with those of the loss of its
+/// `InferenceStep`, both in F32, which takes the time and memory of two more F32 steps. Where they differ, the
+/// training stops with [`AmpError::StepsDiffer`], with nothing changed by that step: mostly the first, later
+/// where a term of the training alone begins at 0 (a penalty on the way from the first weights, one that grows).
 ///
 /// Where the steps draw random numbers (dropout), the generator of the device is set to one of its own numbers
 /// before each of the two; a training from the same seed stays the same. Running statistics do not move
 /// in the comparison. Its `TrainStep::optimize` is called for each step that is taken. Validation is its
-/// `InferenceStep`, in F32.
+/// `InferenceStep`, in F32, with all of its quantizers where the model has some.
 ///
 /// Paths in records begin with `model.model.`; in groups of an optimizer they are those of the model.
 ///
@@ -115,13 +120,22 @@ step_loss!(
 #[derive(Module, Debug)]
 pub struct OwnSteps<M> {
     model: M,
-    /// How the comparison ended, for all clones and replicas.
+    /// How the comparisons ended, for all clones and replicas.
     #[module(skip)]
     compared: Compared,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Compared(Arc<Mutex<Option<Result<(), AmpError>>>>);
+struct Compared(Arc<Mutex<Comparisons>>);
+
+#[derive(Debug, Default)]
+struct Comparisons {
+    /// Training passes of each thread so far: replicas compare at the same ones.
+    passes: HashMap<ThreadId, u64>,
+    /// The largest gradient of all comparisons: later ones may be little more than rounding.
+    largest: f32,
+    error: Option<AmpError>,
+}
 
 /// Largest difference of two gradients of a parameter, as a fraction of its largest one: far above the
 /// rounding of F32 sums in another order, and below what another loss would make.
@@ -159,18 +173,31 @@ where
     I: Tensors,
     O: StepLoss,
 {
-    /// Whether both steps go backward from the same loss, found out once.
+    /// Whether both steps go backward from the same loss, found out in the first pass and again at each
+    /// doubling: a term of the training alone may have no gradient before something has moved.
     fn compare(&self, item: &I) -> Result<(), AmpError> {
-        let compared = || {
-            let compared = self.compared.0.lock();
-            compared.unwrap_or_else(PoisonError::into_inner)
-        };
-        if let Some(known) = compared().clone() {
-            return known;
+        {
+            let mut compared = self.comparisons();
+            if let Some(error) = &compared.error {
+                return Err(error.clone());
+            }
+            let passes = compared.passes.entry(thread::current().id()).or_default();
+            *passes += 1;
+            if !passes.is_power_of_two() {
+                return Ok(());
+            }
         }
         // Without the lock, since both steps compute.
         let found = self.compare_now(item);
-        compared().get_or_insert(found).clone()
+        if let Err(error) = &found {
+            self.comparisons().error.get_or_insert(error.clone());
+        }
+        found
+    }
+
+    fn comparisons(&self) -> MutexGuard<'_, Comparisons> {
+        let compared = self.compared.0.lock();
+        compared.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn compare_now(&self, item: &I) -> Result<(), AmpError> {
@@ -196,9 +223,24 @@ where
                 break;
             }
         }
-        match difference {
-            None => Ok(()),
-            Some(error) => Err(error),
+        let Some(error) = difference else {
+            return Ok(());
+        };
+        // Where other threads draw from the same generator, a step does not even repeat itself.
+        let seed = device.as_ref().map(|device| (device, seed(device)));
+        let again = || {
+            seed.iter().for_each(|(device, seed)| device.seed(*seed));
+            by_training()
+        };
+        match self.difference(&again(), &again())? {
+            None => Err(error),
+            Some(_) => {
+                tracing::warn!(
+                    "the gradients of `TrainStep` are others each time: they were not compared with those of \
+                     `InferenceStep`"
+                );
+                Ok(())
+            }
         }
     }
 
@@ -231,6 +273,11 @@ where
         let of_all = each.fold(0.0, |most: f32, (_, training, inference)| {
             most.max(largest(training, inference))
         });
+        let of_all = {
+            let largest = &mut self.comparisons().largest;
+            *largest = largest.max(of_all);
+            *largest
+        };
         for (path, training, inference) in found {
             let size = largest(&training, &inference).max(LEAST * of_all);
             let places = training.len().max(inference.len());
@@ -332,11 +379,30 @@ where
     }
 }
 
-impl<M: Module + ModuleDisplay + InferenceStep> AmpInferenceStep for OwnSteps<M> {
-    type Input = M::Input;
-    type Output = M::Output;
+impl<M, I, O> AmpInferenceStep for OwnSteps<M>
+where
+    M: Module + ModuleDisplay + InferenceStep<Input = I, Output = O>,
+    I: Tensors + Send + 'static,
+    O: Tensors + ItemLazy + Send + Sync + 'static,
+{
+    type Input = I;
+    type Output = O;
 
-    fn inference_step(&self, _autocast: &Autocast, item: M::Input) -> M::Output {
-        InferenceStep::step(&self.model, item)
+    fn inference_step(&self, _autocast: &Autocast, item: I) -> O {
+        if !acts_in_recordings(&self.model) {
+            return InferenceStep::step(&self.model, item);
+        }
+        // Quantizers of activations act in a recording alone: without it, a model in quantization-aware
+        // training would be validated with half of them.
+        let again = cloned(&item);
+        Autocast::new(FloatDType::F32)
+            .without_verification()
+            .run(&self.model, item, |model, item| {
+                InferenceStep::step(model, item)
+            })
+            .unwrap_or_else(|error| {
+                tracing::warn!(%error, "validated without the quantizers of activations");
+                InferenceStep::step(&self.model, again)
+            })
     }
 }

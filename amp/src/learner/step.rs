@@ -71,20 +71,20 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> TrainStep for Amp<M> {
         match loss.and_then(|loss| Ok((self.scale(loss.clone())?, loss))) {
             Ok((scaled, loss)) => {
                 let mut step = TrainOutput::new(&self.model, scaled.backward(), output);
-                // The loss tells a broken forward pass from an overflow. It travels as the
-                // gradient of the state, so whatever accumulates gradients accumulates it too.
                 if !self.is_disabled() {
                     let loss = loss.without_autodiff().cast(DType::F32).sum();
-                    let one = loss.ones_like();
-                    step.grads
-                        .register(self.grad_scaler.id(), Tensor::cat(vec![loss, one], 0));
+                    self.tell(&mut step.grads, loss);
                 }
                 step
             }
             Err(error) => {
-                self.monitor.fail(error);
+                self.monitor.fail_pass(error);
+                let mut grads = GradientsParams::new();
+                // With such a loss no step is taken, whatever other passes and other workers add.
+                let device = self.grad_scaler.scale().device();
+                self.tell(&mut grads, Tensor::full([1], f32::NAN, &device));
                 TrainOutput {
-                    grads: GradientsParams::new(),
+                    grads,
                     item: output,
                 }
             }

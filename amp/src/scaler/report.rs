@@ -10,7 +10,7 @@ use crate::gradients::{OverflowingParameter, Reads};
 /// Outcome of one optimizer step under a [`GradScaler`](crate::GradScaler).
 #[derive(Debug, Clone)]
 pub struct StepReport {
-    /// Whether the update was left out because a gradient was not finite.
+    /// Whether the update was left out because a gradient, or the loss, was not finite.
     pub skipped: bool,
     /// The loss scale that this step's gradients carried.
     pub loss_scale: f32,

@@ -110,8 +110,8 @@ impl<M: Module> Speculative<M> {
     /// What a loop does with its model after each step: quantizers move on, masks follow their schedule.
     /// Default: nothing.
     ///
-    /// As in a loop around [`GradScaler::step`] it is called once for each batch, also after a step that
-    /// is taken back: then with the model of before that step.
+    /// As in a loop around [`GradScaler::step`] it acts once for each batch, also after a step that
+    /// is taken back: it is called again then, with the model of before that step.
     pub fn with_after_step(mut self, after_step: impl FnMut(M) -> M + 'static) -> Self {
         self.after_step = Box::new(after_step);
         self

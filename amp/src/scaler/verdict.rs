@@ -117,7 +117,7 @@ impl Verdict {
         Ok(self)
     }
 
-    /// Whether a loss can be one of this step: a loss that is not finite gives no finite gradients,
+    /// Whether a loss can be one of this step: a loss that is not finite hardly gives finite gradients,
     /// and where there is one, it is the cause of those that are not.
     fn is_of_this_step(&self, loss: f32) -> bool {
         let fits = |loss: f32| loss.is_finite() == self.overflowing.is_empty();
@@ -150,8 +150,10 @@ impl Verdict {
                 _ => SkipCause::ScaleTooHigh,
             });
         }
-        match self.norm {
-            Some(norm) if !norm.is_finite() => Some(SkipCause::NormNotFinite),
+        match (self.norm, self.loss()) {
+            (Some(norm), _) if !norm.is_finite() => Some(SkipCause::NormNotFinite),
+            // Of a batch without examples, for one: its gradients are 0, and statistics NaN.
+            (_, Some(loss)) if !loss.is_finite() => Some(SkipCause::LossNotFinite),
             _ => self.found_elsewhere.then_some(SkipCause::OtherReplica),
         }
     }

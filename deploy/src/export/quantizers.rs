@@ -12,7 +12,8 @@ use crate::{ActivationQuantization, DeployError, Edge, Quantization};
 /// What the quantizers of `model` say of the operations of `plain`, a recording of the same forward
 /// pass without them.
 ///
-/// With its quantizers, the recording has the same operations and some more: one for each quantizer.
+/// With its quantizers, the recording has the same operations and some more: one for each quantizer, and the
+/// views of a sequence that one rounds as a whole.
 pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     inputs: &I,
@@ -30,7 +31,7 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     let graph = recorded.graph();
     let mut positions = vec![None; graph.nodes().len()];
     let mut same = plain.nodes();
-    for node in graph.nodes().filter(|node| node.hook().is_none()) {
+    for node in graph.nodes().filter(|node| !node.came_with_hook()) {
         let Some(twin) = same.next().filter(|twin| twin.name() == node.name()) else {
             return Ok(found);
         };

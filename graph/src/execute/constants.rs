@@ -6,6 +6,7 @@ use burn::backend::ir::TensorId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 
+use super::plan::Step;
 use super::random::instead_of_random;
 use super::tensors::Alive;
 use super::{compute, fill, values_of};
@@ -120,7 +121,7 @@ impl Graph {
         let device = parameters.first().map(TensorMetadata::device);
         let device = device.ok_or(GraphError::NoDevice)?;
         let mut alive = Alive::new(self, parameters, &[], device, &AsRecorded);
-        let mut values = HashMap::new();
+        let mut values = HashMap::default();
         for id in &known {
             values.insert(*id, alive.output(*id)?);
         }
@@ -132,7 +133,7 @@ impl Graph {
             if depends || !is_wanted || instead_of_random(operation, &alive.device()).is_some() {
                 continue;
             }
-            alive.begin(node, assignment);
+            alive.begin(node.index(), assignment, Step::of(node));
             // An operand that was given away at its last read is put back.
             for input in operation.inputs() {
                 if let Some(value) = values.get(&input.id) {

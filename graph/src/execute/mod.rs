@@ -3,12 +3,15 @@
 mod constants;
 mod lean;
 mod observe;
+mod plan;
 mod random;
 mod recompute;
 mod rounding_error;
 mod storage;
 mod tensors;
 mod write_back;
+
+use std::any::type_name_of_val;
 
 use burn::backend::ir::TensorId;
 use burn::backend::ops::{FloatTensorOps, ModuleOps};
@@ -25,6 +28,7 @@ use crate::rules::is_castable;
 use crate::tensors::Given;
 use crate::{Graph, GraphError, Node, Recording, Rules, TensorMapper, Tensors, model_device};
 pub use observe::{Observed, Observer};
+use plan::Plan;
 use random::instead_of_random;
 pub use storage::HalfStorage;
 use tensors::Alive;
@@ -191,14 +195,14 @@ impl Graph {
         self.check_devices(parameters, inputs, &device)?;
         let _pass = hooks.map(|_| ForwardPass::alone());
         let mut alive = Alive::new(self, parameters, inputs, device, rules);
-        let assignments = self.assign(rules);
-        for (node, assignment) in self.nodes().zip(assignments.iter().copied()) {
-            alive.begin(node, assignment);
+        let key = rules.key().map(|key| (type_name_of_val(rules), key));
+        let plan = self.kept.of(key, || Plan::new(self, rules));
+        let Plan { assignments, steps } = &*plan;
+        for (node, (assignment, step)) in self.nodes().zip(assignments.iter().zip(steps)) {
+            alive.begin(node.index(), *assignment, *step);
             observer.before(&node, &Observed(&mut alive));
             let operation = node.operation();
-            let carried = self
-                .hook_of(operation)
-                .and_then(|position| hooks?.get(position));
+            let carried = step.hook.and_then(|position| hooks?.get(position));
             if hooks.is_none()
                 && let Some(value) = instead_of_random(operation, &alive.device())
                 && let Some(out) = operation.outputs().next()
@@ -214,7 +218,7 @@ impl Graph {
                 alive.set(&norm.out, result.output);
                 alive.set(&norm.mean, result.mean);
                 alive.set(&norm.variance, result.variance);
-            } else if !alive.compute_lean(self, node, &assignments) {
+            } else if !alive.compute_lean(self, node, assignments) {
                 compute(node, &mut alive)?;
             }
             observer.after(&node, &mut Observed(&mut alive));

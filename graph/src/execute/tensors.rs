@@ -10,11 +10,12 @@ use burn::tensor::{DType, FloatDType, TensorData};
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::cast;
+use super::plan::Step;
 use super::recompute::Recompute;
 use super::storage::HalfStorage;
 use crate::interpret::Operands;
 use crate::rules::is_castable;
-use crate::{Arithmetic, Assignment, Graph, GraphError, Node, Precision, Rules};
+use crate::{Arithmetic, Assignment, Graph, GraphError, Precision, Rules};
 
 /// Tensors by the names that they have in the graph.
 pub(crate) struct Alive<'a> {
@@ -111,34 +112,26 @@ impl<'a> Alive<'a> {
         }
     }
 
-    pub(crate) fn begin(&mut self, node: Node<'_>, assignment: Assignment) {
-        self.index = node.index();
+    pub(super) fn begin(&mut self, index: usize, assignment: Assignment, step: Step) {
+        self.index = index;
         self.assignment = assignment;
-        self.moves = node.moves();
-        self.shows_given = self.arithmetic == Arithmetic::Widened
-            && node
-                .reshaped()
-                .is_some_and(|shown| self.given.contains(&shown.id) && self.is_f32(shown));
+        self.moves = step.moves;
+        self.has_several = step.has_several;
+        self.stops = step.stops;
         let is_emulated = self.arithmetic == Arithmetic::Emulated;
         let is_full = assignment.precision == Precision::Full;
         let gives_half = self.half_result().is_some();
-        let shows_again = node
-            .reshaped()
-            .is_some_and(|shown| self.again.contains(&shown.id));
+        self.shows_given = self.arithmetic == Arithmetic::Widened
+            && step
+                .reshaped
+                .is_some_and(|shown| self.given.contains(&shown) && self.is_f32(shown));
+        let shows_again = step.reshaped.is_some_and(|id| self.again.contains(&id));
         self.is_recomputed = !is_emulated
             && !self.shows_given
-            && (node.is_light() && gives_half
-                || node.is_composed() && is_full && !gives_half
+            && (step.is_light && gives_half
+                || step.is_composed && is_full && !gives_half
                 || shows_again);
-        let is_smooth = node.is_smooth() && !node.is_full();
-        self.stored_in = (self.is_lean() && is_full && is_smooth).then_some(self.half);
-        self.has_several = node
-            .operation()
-            .inputs()
-            .filter(|one| one.dtype.is_float())
-            .nth(1)
-            .is_some();
-        self.stops = self.graph.composites.is_subtracted_maximum(self.index);
+        self.stored_in = (self.is_lean() && is_full && step.is_smooth).then_some(self.half);
     }
 
     pub(crate) fn end(&mut self, index: usize) {
@@ -339,8 +332,8 @@ impl<'a> Alive<'a> {
     }
 
     /// Whether a value is there in F32.
-    pub(super) fn is_f32(&self, tensor: &TensorIr) -> bool {
-        let value = self.values.get(&tensor.id);
+    pub(super) fn is_f32(&self, id: TensorId) -> bool {
+        let value = self.values.get(&id);
         value.is_some_and(|value| value.dtype() == DType::F32)
     }
 

@@ -8,12 +8,11 @@
 
 mod maxima;
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{
     ActivationOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
     ScalarIr, TensorId, TensorIr,
 };
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::Graph;
 

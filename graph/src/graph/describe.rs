@@ -1,18 +1,19 @@
 //! Who reads what, under which name, and when for the last time.
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, IrVisitorMut, NumericOperationIr, OperationIr, TensorId,
     TensorIr, TensorStatus,
 };
 use burn::tensor::Distribution;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::composite::Composites;
+use super::kept::Kept;
 use super::{Graph, Lifetime};
 
 /// Notes who reads what, and when for the last time.
 pub(crate) fn describe(graph: &mut Graph) {
+    graph.kept = Kept::default();
     let updates = graph.parameters.iter().filter_map(|one| one.update);
     graph.results = graph.outputs.iter().copied().chain(updates).collect();
     graph.reads = reads(graph);
@@ -117,7 +118,7 @@ fn masks(graph: &Graph) -> HashSet<TensorId> {
 fn magnified(graph: &Graph) -> HashSet<TensorId> {
     use FloatOperationIr as Float;
     use NumericOperationIr as Numeric;
-    let mut found = HashSet::new();
+    let mut found = HashSet::default();
     for operation in graph.operations.iter().rev() {
         let leads = operation.outputs().any(|made| found.contains(&made.id));
         let reads = match operation {

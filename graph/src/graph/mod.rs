@@ -2,6 +2,7 @@
 
 pub(crate) mod composite;
 pub(crate) mod describe;
+mod kept;
 mod node;
 mod parameter;
 pub(crate) mod rows;
@@ -9,12 +10,12 @@ mod site;
 pub(crate) mod vectors;
 pub(crate) mod views;
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{BatchNormOpIr, ModuleOperationIr, OperationIr, TensorId};
 use burn::tensor::{DType, FloatDType, TensorData};
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use composite::Composites;
+use kept::Kept;
 pub use node::{Node, scalars};
 pub(crate) use parameter::ParamPlace;
 pub use parameter::Parameter;
@@ -47,12 +48,16 @@ pub struct Graph {
     pub(crate) hooks: Vec<HookInfo>,
     /// The tensors that hooks make, with the positions of the hooks.
     pub(crate) hooked: HashMap<TensorId, usize>,
+    /// Views of what a hook makes of a whole tensor, beside those of the tensor itself.
+    pub(crate) hooked_views: HashSet<TensorId>,
     /// The tensors that stand for what a cast makes.
     pub(crate) noted_casts: HashMap<TensorId, FloatDType>,
     /// The first tensors before and after what the model runs in full precision.
     pub(crate) full: Vec<(TensorId, TensorId)>,
     /// The dtypes of the parameters and inputs that are stored in half and recorded as F32.
     pub(crate) stored: HashMap<TensorId, DType>,
+    /// What an execution keeps for the next one.
+    pub(crate) kept: Kept,
 }
 
 /// What happens to tensors at one operation.
@@ -79,19 +84,21 @@ impl Graph {
             parameters,
             inputs,
             outputs,
-            batch_norms: HashSet::new(),
+            batch_norms: HashSet::default(),
             reads: Vec::new(),
-            results: HashSet::new(),
-            readers: HashMap::new(),
+            results: HashSet::default(),
+            readers: HashMap::default(),
             lifetimes: Vec::new(),
             composites: Composites::default(),
-            masks: HashSet::new(),
-            magnified: HashSet::new(),
+            masks: HashSet::default(),
+            magnified: HashSet::default(),
             hooks: Vec::new(),
-            hooked: HashMap::new(),
-            noted_casts: HashMap::new(),
+            hooked: HashMap::default(),
+            hooked_views: HashSet::default(),
+            noted_casts: HashMap::default(),
             full: Vec::new(),
-            stored: HashMap::new(),
+            stored: HashMap::default(),
+            kept: Kept::default(),
         }
     }
 

@@ -30,6 +30,10 @@ impl<'a> Node<'a> {
         self.index
     }
 
+    pub(crate) fn graph(&self) -> &'a Graph {
+        self.graph
+    }
+
     /// The operation in Burn's intermediate representation.
     pub fn operation(&self) -> &'a OperationIr {
         &self.graph.operations[self.index]
@@ -49,6 +53,13 @@ impl<'a> Node<'a> {
     pub fn hook(&self) -> Option<&'a HookInfo> {
         let position = self.graph.hook_of(self.operation())?;
         self.graph.hooks.get(position)
+    }
+
+    /// Whether it came with a hook: it stands for one, or views what a hook makes of a sequence as the
+    /// sequence is viewed. A recording without hooks has all other operations.
+    pub fn came_with_hook(&self) -> bool {
+        let mut made = self.operation().outputs();
+        self.hook().is_some() || made.any(|tensor| self.graph.hooked_views.contains(&tensor.id))
     }
 
     /// The dtype of the cast that it stands for, in a recording that

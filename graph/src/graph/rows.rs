@@ -11,13 +11,12 @@
 //! so that the same forward pass is recorded as other operations for other batches. Where recordings are
 //! compared, the first form becomes the second.
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{
     BaseOperationIr, BinaryOpIr, FloatOperationIr, MatmulOpIr, NumericOperationIr, OperationIr,
     ShapeOpIr, TensorId, TensorIr, TensorStatus,
 };
 use burn::tensor::Shape;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::Graph;
 use super::vectors::swap_back;
@@ -41,7 +40,7 @@ pub(crate) fn fold(graph: &mut Graph) {
         }
     };
     // A bias that several layers share is reshaped once.
-    let mut biases: HashMap<TensorId, TensorIr> = HashMap::new();
+    let mut biases: HashMap<TensorId, TensorIr> = HashMap::default();
     let mut folded = Vec::with_capacity(graph.operations.len());
     let recorded = std::mem::take(&mut graph.operations).into_iter();
     for (index, operation) in recorded.enumerate() {
@@ -128,8 +127,8 @@ struct Layers {
 
 impl Layers {
     fn of(graph: &Graph) -> Self {
-        let mut views: HashMap<TensorId, &ShapeOpIr> = HashMap::new();
-        let mut made: HashMap<TensorId, usize> = HashMap::new();
+        let mut views: HashMap<TensorId, &ShapeOpIr> = HashMap::default();
+        let mut made: HashMap<TensorId, usize> = HashMap::default();
         // What depends on the inputs is no weight, though a batch of one may give it the shape of one.
         let mut computed: HashSet<TensorId> = graph.inputs.iter().copied().collect();
         for (index, operation) in graph.operations.iter().enumerate() {
@@ -154,9 +153,9 @@ impl Layers {
             (from.num_dims() == rank && leading > 0 && leads && same).then_some(&view.input)
         };
         let mut layers = Self {
-            found: HashMap::new(),
-            sums: HashSet::new(),
-            views: HashSet::new(),
+            found: HashMap::default(),
+            sums: HashSet::default(),
+            views: HashSet::default(),
         };
         for (index, operation) in graph.operations.iter().enumerate() {
             let OperationIr::Float(_, FloatOperationIr::Matmul(product)) = operation else {

@@ -4,12 +4,11 @@
 //! swapped, and swaps them back. So it does for a batch of one, whose `y` is not one matrix in larger ones:
 //! the same forward pass is recorded as other operations for other batches.
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, SwapDimsOpIr, TensorId,
     TensorIr,
 };
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::Graph;
 use super::describe::describe;
@@ -20,8 +19,8 @@ type Passed<T> = (T, Vec<usize>);
 /// Gives products of a vector of each example with one matrix the form in which they were written. Hooks
 /// that act on what is swapped act on what is not.
 pub(crate) fn swap_back(graph: &mut Graph) {
-    let mut swaps: HashMap<TensorId, Passed<&SwapDimsOpIr>> = HashMap::new();
-    let mut products: HashMap<TensorId, Passed<(usize, TensorId)>> = HashMap::new();
+    let mut swaps: HashMap<TensorId, Passed<&SwapDimsOpIr>> = HashMap::default();
+    let mut products: HashMap<TensorId, Passed<(usize, TensorId)>> = HashMap::default();
     let mut found = Vec::new();
     let is_read_once = |id: TensorId| {
         let reads = graph.readers.get(&id).map_or(0, Vec::len);

@@ -5,8 +5,6 @@ pub(crate) mod placeholders;
 pub(crate) mod places;
 mod states;
 
-use std::collections::HashMap;
-
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -14,6 +12,7 @@ use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
 
 use burn_lean_reparam::{catch_quietly, map_with_path, with_capture_device_like};
+use rustc_hash::FxHashMap as HashMap;
 
 use crate::capture::{self, as_autodiff, as_leaf, autodiff_primitive, id, placeholder};
 use crate::graph::describe::describe;
@@ -377,8 +376,8 @@ impl<'a> Recorder<'a> {
             mode,
             halves,
             parameters: Vec::new(),
-            stored: HashMap::new(),
-            leaves: HashMap::new(),
+            stored: HashMap::default(),
+            leaves: HashMap::default(),
             inputs: Vec::new(),
         }
     }

@@ -1,12 +1,13 @@
 //! A model whose parameters are placeholders, and the values they stand for.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use burn::backend::ir::TensorId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Flag, Module, Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_lean_reparam::{PathMapper, PathVisitor, Trail, map_kinds, visit_kinds, visit_with_path};
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::places::Places;
 use crate::capture::{as_autodiff, as_leaf, id, placeholder};
@@ -116,8 +117,8 @@ impl<'a> Placeholders<'a> {
             switches,
             places: Places::default(),
             found: Vec::new(),
-            stored: HashMap::new(),
-            leaves: HashMap::new(),
+            stored: HashMap::default(),
+            leaves: HashMap::default(),
         }
     }
 

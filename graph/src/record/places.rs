@@ -1,8 +1,7 @@
 //! Which tensors of a model a walk has met.
 
-use std::collections::HashMap;
-
 use burn_lean_reparam::Trail;
+use rustc_hash::FxHashMap as HashMap;
 
 use crate::graph::ParamPlace;
 

@@ -6,13 +6,12 @@
 //! placeholder there alone. And Burn takes an update in where a model goes from training to
 //! evaluation or back.
 
-use std::collections::HashMap;
-
 use burn::backend::ir::TensorId;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 use burn_lean_reparam::catch_quietly;
+use rustc_hash::FxHashMap as HashMap;
 
 use crate::capture::{as_autodiff, id};
 use crate::{GraphError, Parameter, hooks};

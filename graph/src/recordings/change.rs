@@ -1,10 +1,9 @@
 //! Whether a recording that was kept is still what the forward pass does.
 
-use std::collections::HashMap;
-
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::ParamId;
 use burn::tensor::{DType, Shape, TensorData};
+use rustc_hash::FxHashMap as HashMap;
 
 use crate::graph::describe::rename;
 use crate::{Graph, Node};
@@ -88,7 +87,7 @@ fn is_same(one: &Node<'_>, other: &Node<'_>, names: &mut HashMap<TensorId, Tenso
     let made = before.outputs().zip(now.outputs());
     names.extend(made.map(|(old, new)| (old.id, new.id)));
     match one.name() == other.name() {
-        true => text(before, names) == text(now, &HashMap::new()),
+        true => text(before, names) == text(now, &HashMap::default()),
         false => {
             let read = before.inputs().map(|old| names.get(&old.id).copied());
             plain(one) == plain(other) && read.eq(now.inputs().map(|new| Some(new.id)))

@@ -1,8 +1,7 @@
 //! Which operands are what a hook made.
 
-use std::collections::HashMap;
-
 use burn::backend::ir::TensorId;
+use rustc_hash::FxHashMap as HashMap;
 
 use crate::graph::views::moved;
 use crate::{Graph, Node};
@@ -51,7 +50,7 @@ impl Graph {
 
     /// The hook that made a tensor, by views of it, too.
     fn made_by_hooks(&self) -> HashMap<TensorId, usize> {
-        let mut made = HashMap::new();
+        let mut made = HashMap::default();
         for node in self.nodes() {
             let operation = node.operation();
             let hook = self.hook_of(operation);

@@ -1,11 +1,10 @@
 //! Hooks that act at a site become nodes of the graph.
 
-use std::collections::HashMap;
-
 use burn::backend::ir::{
     BaseOperationIr, IrVisitorMut, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId,
     TensorIr, TensorStatus,
 };
+use rustc_hash::FxHashMap as HashMap;
 
 use super::{Place, SiteUse};
 use crate::Graph;
@@ -17,7 +16,7 @@ use crate::graph::views::keeps_all;
 /// A tensor of which a recurrence reads a part in each of its steps is passed through the hook as a
 /// whole, once.
 pub(crate) fn insert(graph: &mut Graph) {
-    let mut hooks: HashMap<_, Vec<usize>> = HashMap::new();
+    let mut hooks: HashMap<_, Vec<usize>> = HashMap::default();
     for (index, hook) in graph.hooks.iter().enumerate() {
         if let (false, Some(site)) = (hook.is_called, &hook.site) {
             hooks.entry(site.clone()).or_default().push(index);
@@ -69,7 +68,7 @@ struct Insertion<'a> {
 
 impl<'a> Insertion<'a> {
     fn new(graph: &'a mut Graph) -> Self {
-        let mut makers = HashMap::new();
+        let mut makers = HashMap::default();
         for (index, operation) in graph.operations.iter().enumerate() {
             makers.extend(operation.outputs().map(|output| (output.id, index)));
         }
@@ -78,7 +77,7 @@ impl<'a> Insertion<'a> {
         Self {
             graph,
             makers,
-            made: HashMap::new(),
+            made: HashMap::default(),
             before: vec![Vec::new(); count],
             after: vec![Vec::new(); count],
             next,
@@ -146,7 +145,7 @@ impl<'a> Insertion<'a> {
             self.at_root(hook, uses, &root);
             return;
         }
-        let mut known: HashMap<TensorId, TensorId> = HashMap::new();
+        let mut known: HashMap<TensorId, TensorId> = HashMap::default();
         for one in uses {
             let Some(operand) = self.operand(one) else {
                 continue;
@@ -252,7 +251,7 @@ impl<'a> Insertion<'a> {
         let first = ways.iter().filter_map(|(.., way)| way.last()).min();
         let Some(first) = first else { return };
         self.before[*first].push(operation);
-        let mut views: HashMap<TensorId, TensorId> = HashMap::from([(root.id, output.id)]);
+        let mut views: HashMap<TensorId, TensorId> = HashMap::from_iter([(root.id, output.id)]);
         for (one, operand, way) in ways {
             for index in way.into_iter().rev() {
                 let mut view = self.graph.operations[index].clone();
@@ -269,6 +268,7 @@ impl<'a> Insertion<'a> {
                     continue;
                 };
                 let new = self.tensor(&to);
+                self.graph.hooked_views.insert(new.id);
                 view.visit_mut(&mut Replace::new(from, of_view, 0));
                 view.visit_mut(&mut Replace::new(to.id, new.id, 0));
                 views.insert(to.id, new.id);

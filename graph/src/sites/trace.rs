@@ -1,8 +1,7 @@
 //! One pass over the operations, in order, that finds the sites.
 
-use std::collections::{HashMap, HashSet};
-
 use burn::backend::ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr};
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::product::{Product, product};
 use super::weighting::is_weighting;
@@ -81,18 +80,18 @@ impl<'a> Trace<'a> {
             derived: derived.collect(),
             graph,
             uses: Vec::new(),
-            layers: HashMap::new(),
-            tables: HashMap::new(),
-            zeros: HashSet::new(),
-            anchor: HashMap::new(),
-            output_of: HashMap::new(),
-            root: HashMap::new(),
-            scores: HashMap::new(),
-            exponential: HashMap::new(),
-            softmax: HashSet::new(),
-            functional: HashMap::new(),
-            ordinals: HashMap::new(),
-            hook: HashMap::new(),
+            layers: HashMap::default(),
+            tables: HashMap::default(),
+            zeros: HashSet::default(),
+            anchor: HashMap::default(),
+            output_of: HashMap::default(),
+            root: HashMap::default(),
+            scores: HashMap::default(),
+            exponential: HashMap::default(),
+            softmax: HashSet::default(),
+            functional: HashMap::default(),
+            ordinals: HashMap::default(),
+            hook: HashMap::default(),
         }
     }
 

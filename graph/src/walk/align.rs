@@ -1,8 +1,7 @@
 //! Recordings of several batches in one naming: operation 17 of one is operation 17 of all.
 
-use std::collections::HashMap;
-
 use burn::backend::ir::TensorId;
+use rustc_hash::FxHashMap as HashMap;
 
 use crate::graph::describe::{describe, operands, rename};
 use crate::graph::rows;
@@ -13,7 +12,7 @@ use crate::{Graph, GraphError};
 /// layers folded, so that equal forward passes are equal graphs.
 pub(super) fn canonical(mut graph: Graph) -> Graph {
     rows::fold(&mut graph);
-    let mut names: HashMap<TensorId, TensorId> = HashMap::new();
+    let mut names: HashMap<TensorId, TensorId> = HashMap::default();
     let mut note = |id: TensorId| {
         let next = TensorId::new(names.len() as u64);
         names.entry(id).or_insert(next);

@@ -225,10 +225,11 @@ impl QuantizedTensor {
         let groups = self
             .groups()
             .expect("the scheme was found to fit the shape");
-        let elements = 0..self.codes.len();
-        elements
-            .map(|index| of_groups[groups.of_element(index)])
-            .collect()
+        let mut values = Vec::with_capacity(self.codes.len());
+        groups
+            .of_all()
+            .for_each(|group| values.push(of_groups[group]));
+        values
     }
 
     pub(crate) fn groups(&self) -> Result<Groups, QuantError> {
@@ -248,12 +249,12 @@ impl QuantizedTensor {
             let steps = f64::from(tensor.codes[index]) - f64::from(tensor.zero_point[group]);
             steps * f64::from(tensor.scale[group])
         };
-        let difference = |index: usize| {
-            let group = groups.of_element(index);
+        let difference = |(index, group): (usize, usize)| {
             let off = value(self, index, group) - value(other, index, group);
             (off / f64::from(self.scale[group])).abs().ceil() as u32
         };
-        Ok((0..self.codes.len()).map(difference).max().unwrap_or(0))
+        let all = groups.of_all().enumerate();
+        Ok(all.map(difference).max().unwrap_or(0))
     }
 
     /// Scales and zero points, on a device.

@@ -108,6 +108,10 @@ impl ConvertConfig {
     /// On wgpu that is common: four codes in a word must share a scale there, so that a kernel of
     /// three input channels and 3 x 3 positions, quantized per channel, stays fake-quantized or is
     /// refused.
+    ///
+    /// Codes that a GPU packs along another axis than the last (of linear layers, for example) Burn's flex does not hold:
+    /// move a model there before it is converted, or by a [file](crate::save_safetensors); `to_device` and Burn's
+    /// record of the converted one panic in Burn.
     pub fn convert<M: Module>(
         &self,
         model: M,

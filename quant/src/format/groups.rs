@@ -85,6 +85,25 @@ impl Groups {
         group
     }
 
+    /// [`of_element`](Self::of_element) of all elements, in their order: neighbours along the last axis are not
+    /// divided for one by one.
+    pub(crate) fn of_all(&self) -> impl Iterator<Item = usize> + '_ {
+        let last = self.tensor.len().checked_sub(1);
+        let (len, extent) = last.map_or((1, 1), |last| (self.tensor[last], self.extents[last]));
+        let rows: usize = match last {
+            Some(last) if len > 0 => self.tensor[..last].iter().product(),
+            Some(_) => 0,
+            None => 1,
+        };
+        (0..rows).flat_map(move |row| {
+            let first = self.of_element(row * len);
+            let ends = (0..len).step_by(extent).enumerate();
+            ends.flat_map(move |(group, start)| {
+                std::iter::repeat_n(first + group, extent.min(len - start))
+            })
+        })
+    }
+
     /// The largest extents of which all groups are made along each axis.
     pub(crate) fn common_extents(&self) -> Vec<usize> {
         let axes = self.tensor.iter().zip(&self.extents);

@@ -116,7 +116,7 @@ impl Alive<'_> {
                 let Some((x, mask)) = node.masked() else {
                     return false;
                 };
-                if self.reads_half() || !self.is_f32(x) || !self.is_f32(mask) {
+                if self.reads_half() || !self.is_f32(x.id) || !self.is_f32(mask.id) {
                     return false;
                 }
                 let (x, mask) = (self.float(x), self.float(mask));
