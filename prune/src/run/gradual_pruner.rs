@@ -69,8 +69,9 @@ use crate::{
 /// ```
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GradualPruner {
-    /// What prunes in a stage. Default: magnitude, which nothing was better than that needs no labels, once
-    /// there is training (`benches/RESULTS.md`).
+    /// What prunes in a stage. Default: magnitude, which on MNIST was ahead by a point of what else needs no
+    /// labels, once there is training (`benches/RESULTS.md`). In networks of a few thousand weights, from nine
+    /// of ten zeros on, [`StageMethod::Layerwise`] was ahead, at 95 % by 6 points and more: try both.
     pub method: StageMethod,
     /// How, with the budget of the last stage. By magnitude, of it are looked at budget, pattern,
     /// parameters, whether statistics are measured anew and on how many examples. Default: that of
