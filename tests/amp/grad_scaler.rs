@@ -89,6 +89,12 @@ fn a_step_whose_loss_alone_is_not_finite_is_skipped() {
         let overflow = scaler.report().unwrap().overflow.as_ref().unwrap();
         assert_eq!(overflow.cause, SkipCause::LossNotFinite);
         assert_eq!(overflow.first(), None);
+
+        // Replicas agree on it before they apply theirs.
+        let nan = scaler.scale(loss(&model, &autocast, 0, 1.0) + f32::NAN);
+        let grads = GradientsParams::from_grads(nan.unwrap().backward(), &model);
+        let unscaled = scaler.unscale(&model, grads).unwrap();
+        assert!(scaler.found_inf(&model, &unscaled).unwrap());
     });
 }
 

@@ -174,7 +174,7 @@ impl GradScaler {
         gradients::unscale(model, grads, self.inverse_scale(), check)
     }
 
-    /// Whether one of the gradients, or their norm, is infinite or NaN: what replicas that do not see
+    /// Whether one of the gradients, their norm or the loss is infinite or NaN: what replicas that do not see
     /// the same gradients have to agree on before they [`apply`](Self::apply) them
     /// ([`Unscaled::with_found_inf`]). A read of its own; false with [`LossScale::None`].
     ///
@@ -182,7 +182,7 @@ impl GradScaler {
     ///
     /// [`AmpError::Device`] when the read fails.
     pub fn found_inf<M: Module>(&self, model: &M, unscaled: &Unscaled) -> Result<bool, AmpError> {
-        let verdict = Reading::of(unscaled, &[]).wait()?.exact(model, unscaled)?;
+        let verdict = self.reading(unscaled).wait()?.exact(model, unscaled)?;
         Ok(!verdict.is_finite())
     }
 

@@ -100,7 +100,8 @@ pub(crate) struct Verdict {
 impl Verdict {
     /// Whether what was read here is finite.
     pub(crate) fn is_finite(&self) -> bool {
-        self.overflowing.is_empty() && self.norm.is_none_or(f32::is_finite)
+        let numbers = [self.norm, self.loss()];
+        self.overflowing.is_empty() && numbers.into_iter().flatten().all(f32::is_finite)
     }
 
     /// Says which gradients are not finite where sums of squares served as flags: a sum may overflow
