@@ -49,6 +49,19 @@ pub enum KernelError {
     },
 }
 
+/// Whether codes are of 4 or 8 bits.
+pub(crate) fn expect_bits(codes: &[i8], bits: u8) -> Result<(), KernelError> {
+    let outside = |code: &&i8| bits == 4 && !(-8..8).contains(*code);
+    match (bits, codes.iter().find(outside)) {
+        (4 | 8, None) => Ok(()),
+        (4 | 8, Some(code)) => Err(KernelError::Code {
+            code: i32::from(*code),
+            bits,
+        }),
+        _ => Err(KernelError::Bits { bits }),
+    }
+}
+
 pub(crate) fn expect(what: &'static str, expected: usize, found: usize) -> Result<(), KernelError> {
     match expected == found {
         true => Ok(()),

@@ -7,7 +7,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::drive::{HEIGHT, Place, Right, multiply};
-use crate::error::expect;
+use crate::error::{expect, expect_bits};
 use crate::layout::{Lines, WIDTH, apart, eighths, lines};
 use crate::rows::Left;
 use crate::simd::Simd;
@@ -109,15 +109,7 @@ impl FloatMatrix {
         }
         let blocks = rows / block;
         expect("scales", blocks * columns, scales.len())?;
-        if !matches!(bits, 4 | 8) {
-            return Err(KernelError::Bits { bits });
-        }
-        if bits == 4
-            && let Some(code) = codes.iter().find(|code| !(-8..8).contains(*code))
-        {
-            let code = i32::from(*code);
-            return Err(KernelError::Code { code, bits });
-        }
+        expect_bits(codes, bits)?;
         let codes = match bits == 4 && (block == rows || block.is_multiple_of(8)) {
             true => Signed::Eighths(eighths(codes, rows, columns)),
             false => Signed::Bytes(lines(codes, rows, columns, |code| code)),

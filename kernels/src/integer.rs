@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::dots::Dots;
 use crate::drive::{HEIGHT, Place, Right, multiply};
-use crate::error::expect;
+use crate::error::{expect, expect_bits};
 use crate::layout::{Lines, WIDTH, apart, eighths, pairs};
 use crate::rows::Left;
 use crate::simd::Simd;
@@ -40,18 +40,10 @@ impl IntegerMatrix {
     /// bias of 2²⁹.
     pub fn new(codes: &[i8], rows: usize, columns: usize, bits: u8) -> Result<Self, KernelError> {
         check(codes, rows, columns)?;
+        expect_bits(codes, bits)?;
         let panels = match bits {
-            8 => Panels::Bytes(pairs(codes, rows, columns)),
-            4 => match codes.iter().find(|code| !(-8..8).contains(*code)) {
-                Some(code) => {
-                    return Err(KernelError::Code {
-                        code: i32::from(*code),
-                        bits,
-                    });
-                }
-                None => Panels::Eighths(eighths(codes, rows, columns)),
-            },
-            bits => return Err(KernelError::Bits { bits }),
+            4 => Panels::Eighths(eighths(codes, rows, columns)),
+            _ => Panels::Bytes(pairs(codes, rows, columns)),
         };
         Ok(Self {
             rows,

@@ -209,16 +209,20 @@ where
             GradientsParams::from_grads(loss.backward(), &model)
         };
         let device = self.model.devices().into_iter().next();
+        let differ = |seed: Option<u64>, steps: [&dyn Fn() -> GradientsParams; 2]| {
+            let [one, other] = steps.map(|step| {
+                if let (Some(device), Some(seed)) = (&device, seed) {
+                    device.seed(seed);
+                }
+                step()
+            });
+            self.difference(&one, &other)
+        };
         let mut difference = None;
         for attempt in 0..ATTEMPTS {
             // At first as they come: most steps draw no random numbers.
             let seeded = device.as_ref().filter(|_| attempt > 0);
-            let seed = seeded.map(|device| (device, seed(device)));
-            let begin = || seed.iter().for_each(|(device, seed)| device.seed(*seed));
-            begin();
-            let training = by_training();
-            begin();
-            difference = self.difference(&training, &by_inference())?;
+            difference = differ(seeded.map(seed), [&by_training, &by_inference])?;
             if difference.is_none() {
                 break;
             }
@@ -227,12 +231,7 @@ where
             return Ok(());
         };
         // Where other threads draw from the same generator, a step does not even repeat itself.
-        let seed = device.as_ref().map(|device| (device, seed(device)));
-        let again = || {
-            seed.iter().for_each(|(device, seed)| device.seed(*seed));
-            by_training()
-        };
-        match self.difference(&again(), &again())? {
+        match differ(device.as_ref().map(seed), [&by_training, &by_training])? {
             None => Err(error),
             Some(_) => {
                 tracing::warn!(

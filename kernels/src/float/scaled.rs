@@ -161,10 +161,10 @@ where
         let unit = <[T; WIDTH]>::unit::<S>();
         let first = lines.start;
         let blocks = || self.blocks(panel, lines.clone(), &decoded.filled, &decoded.scales);
-        let mut added = add_blocks(simd, rows, first, blocks(), sums, None);
+        let mut added = add_blocks(simd, rows, first, blocks(), sums, false);
         // What overflowed may have done so by the unit alone.
         if unit != 1.0 && !added.iter().flatten().all(|sum| sum.is_finite()) {
-            added = add_blocks(simd, rows, first, blocks(), sums, Some(unit));
+            added = add_blocks(simd, rows, first, blocks(), sums, true);
         }
         *sums = added;
     }
@@ -180,8 +180,8 @@ where
 /// Rows of a block, its lines and its scales.
 type Block<'a, P> = (Range<usize>, &'a [P], &'a [f32; WIDTH]);
 
-/// Sums of `rows`, which begin at row `first`, with the products of each block: multiplied by `unit`, or by
-/// that of the lines when they are added up.
+/// Sums of `rows`, which begin at row `first`, with the products of each block: multiplied by the unit of the
+/// lines when they are added up, or each of them, `early`.
 #[inline(always)]
 fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
     simd: S,
@@ -189,11 +189,10 @@ fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
     first: usize,
     blocks: impl Iterator<Item = Block<'a, P>>,
     sums: &[[f32; WIDTH]; R],
-    unit: Option<f32>,
+    early: bool,
 ) -> [[f32; WIDTH]; R] {
     let zero = simd.floats(&[0.0; WIDTH]);
-    let late = simd.floats(&[P::unit::<S>(); WIDTH]);
-    let unit = unit.map(|unit| simd.floats(&[unit; WIDTH]));
+    let unit = simd.floats(&[P::unit::<S>(); WIDTH]);
     let mut all = [zero; R];
     for (all, sums) in all.iter_mut().zip(sums) {
         *all = simd.floats(sums);
@@ -204,10 +203,10 @@ fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
             *of_terms = &row[terms.start - first..terms.end - first];
         }
         let scale = simd.floats(scale);
-        let of_block = sum_codes(simd, of_terms, lines, unit);
+        let of_block = sum_codes(simd, of_terms, lines, early.then_some(unit));
         for (all, mut of_block) in all.iter_mut().zip(of_block) {
-            if unit.is_none() {
-                of_block = simd.fuse(of_block, late, zero);
+            if !early {
+                of_block = simd.fuse(of_block, unit, zero);
             }
             *all = simd.fuse(of_block, scale, *all);
         }

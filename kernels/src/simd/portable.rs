@@ -77,17 +77,9 @@ impl Simd for Portable {
         panel: &[[u32; WIDTH]],
         sums: &mut [[i32; WIDTH]; R],
     ) {
-        for (sums, row) in sums.iter_mut().zip(rows) {
-            for (pairs, words) in row.as_chunks::<4>().0.iter().zip(panel) {
-                for (place, pair) in pairs.iter().enumerate() {
-                    let [a, b] = pair.map(i32::from);
-                    for (sum, word) in sums.iter_mut().zip(words) {
-                        let high = word << (12 - 4 * place);
-                        let low = i32::from((high as i16) >> 12);
-                        *sum += a * low + b * ((high as i32) >> 28);
-                    }
-                }
-            }
+        for (k, words) in panel.iter().enumerate() {
+            let rows = rows.map(|row| &row[4 * k..4 * k + 4]);
+            self.add_pairs(rows, &self.pairs(words), sums);
         }
     }
 

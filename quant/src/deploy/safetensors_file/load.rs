@@ -381,6 +381,14 @@ impl Loader<'_> {
         fitting(data, path, held, device, self.file)
     }
 
+    /// The name in the file of what is to be loaded there, as long as nothing has failed.
+    fn wanted(&self, at: &Trail) -> Option<String> {
+        match self.error {
+            Some(_) => None,
+            None => self.names.of_tensor(&at.path()),
+        }
+    }
+
     fn fail(&mut self, path: &str, error: QuantError) {
         self.error = Some(match error {
             QuantError::File { .. } | QuantError::Parameter { .. } => error,
@@ -411,10 +419,7 @@ impl FloatVisitor for Unchanged {
 
 impl PathMapper for Loader<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.error.is_some() {
-            return param;
-        }
-        let Some(path) = self.names.of_tensor(&at.path()) else {
+        let Some(path) = self.wanted(at) else {
             return param;
         };
         let device = param.lazy_device();
@@ -447,10 +452,7 @@ impl PathMapper for Loader<'_> {
     }
 
     map_kinds!(int, bool: |self, at, param| {
-        if self.error.is_some() {
-            return param;
-        }
-        let Some(path) = self.names.of_tensor(&at.path()) else {
+        let Some(path) = self.wanted(at) else {
             return param;
         };
         let device = param.lazy_device();
