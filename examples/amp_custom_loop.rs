@@ -91,7 +91,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             "time [s]",
         ],
     );
-    for dtype in [FloatDType::F32, cli.options.dtype(&device)] {
+    let mut dtypes = vec![FloatDType::F32, cli.options.dtype(&device)];
+    dtypes.dedup();
+    for dtype in dtypes {
         let mut results = Vec::with_capacity(cli.seeds);
         for offset in 0..cli.seeds as u64 {
             let seed = cli.options.seed.wrapping_add(offset);

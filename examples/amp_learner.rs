@@ -83,6 +83,12 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         .epochs
         .unwrap_or(if cli.data.is_some() { 2 } else { 15 });
 
+    if let Some(epoch) = cli.resume.filter(|epoch| *epoch >= epochs) {
+        return Err(format!(
+            "`--resume {epoch}` leaves none of {epochs} epochs to train: raise `--epochs`"
+        )
+        .into());
+    }
     let mut table = Table::new(
         format!(
             "{}: {} training and {} test images, {epochs} epochs, seed {}",

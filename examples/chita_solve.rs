@@ -39,7 +39,7 @@ struct Cli {
     /// File with `gradients` [n, p] F32 and `weights` [p] F32.
     #[arg(long, value_name = "FILE")]
     problem: PathBuf,
-    /// Fraction of zeros, in [0, 1).
+    /// Fraction of zeros, above 0 and below 1.
     #[arg(long, required_unless_present_any = ["k", "pattern"])]
     sparsity: Option<f64>,
     /// Weights to keep.

@@ -97,7 +97,9 @@ fn compare<M: Module + 'static>(
                 MethodName::Default => {
                     let mut pruner = Pruner::new(budget);
                     pruner.recalibrate = !cli.no_recalibration;
-                    let batches = inputs(cli.seed).map(|batch| batch.images);
+                    // Once: what judges is not what layers were fitted to.
+                    let batches = images.train.shuffled(cli.seed, 256, &device);
+                    let batches = batches.map(|batch| batch.images);
                     let pruned = pruner.prune(model.clone(), &forward, batches)?;
                     println!("{}", pruned.report);
                     (pruned.model, pruned.masks, Vec::new())

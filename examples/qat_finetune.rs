@@ -213,7 +213,11 @@ impl Experiment<'_> {
         start: Instant,
     ) -> Result<Outcome, Box<dyn Error>> {
         let seconds = start.elapsed().as_secs_f64();
-        let file = self.cli.out.join("qat_finetune_fp32.safetensors");
+        let slug = name.to_lowercase().replace(", ", "_");
+        let file = self
+            .cli
+            .out
+            .join(format!("qat_finetune_{slug}.safetensors"));
         Ok(Outcome {
             model: name.to_string(),
             bits: None,

@@ -68,6 +68,12 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.options.device()?;
     let mut images = ImageSet::load(cli.data.as_deref())?;
     images.train = images.train.take(cli.limit);
+    if images.train.len() < 10 {
+        let found = images.train.len();
+        return Err(
+            format!("{found} training images are too few: pruning needs at least 10").into(),
+        );
+    }
     fs::create_dir_all(&cli.out)
         .map_err(|error| format!("cannot make the folder {}: {error}", cli.out.display()))?;
     let mut way = Way {

@@ -14,10 +14,13 @@ use burn_lean::amp::{
     Autocast, AutocastConfig, Checkpoints, DynamicLossScale, GradScaler, GradScalerConfig,
     LossScale,
 };
+use burn_lean::deploy::{EngineConfig, Export};
 use burn_lean::prune::{
     Budget, FisherConfig, GradientMatrix, PrunerConfig, RidgeChoice, SolverConfig,
 };
-use burn_lean::quant::{ForwardQ, QatConfig, module::LayerInputs};
+use burn_lean::quant::{
+    ConvertConfig, ForwardQ, QatConfig, WeightConfig, WeightGranularity, module::LayerInputs,
+};
 use burn_lean::{amp, quant};
 use peak_alloc::PeakAlloc;
 
@@ -298,4 +301,42 @@ fn calibration_unfolds_no_whole_batch() {
     let most = run(64);
     // What the convolution itself gives is as large as its input.
     assert!(most < 4 * BYTES, "{most} of {BYTES}");
+}
+
+/// Of the ways to run a model, those that lost are gone before the next one is made: 128 MiB of F32 weights, as
+/// codes of 4 bits, and as they are.
+#[test]
+fn compiling_an_engine_holds_few_copies_of_the_weights() {
+    let _alone = alone();
+    const WIDTH: usize = 2048;
+    const LAYERS: usize = 8;
+    const BYTES: usize = 4 * LAYERS * WIDTH * WIDTH;
+    let device = Device::flex();
+    let layer = |_| {
+        LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(&device)
+    };
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+        let mut layers = model.iter();
+        layers.by_ref().fold(x, |x, layer| layer.forward(x))
+    };
+    let x = Tensor::<2>::random([1, WIDTH], Distribution::Default, &device);
+    let blocks = WeightGranularity::PerBlock { size: 32 };
+    let weight = WeightConfig::int(4).with_granularity(blocks);
+    let quantize = QatConfig::new().with_weight(weight).with_activation(None);
+    let model: Vec<Linear> = (0..LAYERS).map(layer).collect();
+    let quantized = quantize.prepare(model.clone()).unwrap();
+    let (quantized, _) = ConvertConfig::new().convert(quantized).unwrap();
+    for (model, most) in [(quantized, 3.6), (model, 4.2)] {
+        let export = Export::record(&model, &x, forward).unwrap();
+        let mut made = None;
+        let grown = most_during(|| made = Some(EngineConfig::new().compile(export).unwrap()));
+        let times = grown as f64 / BYTES as f64;
+        println!(
+            "{times:.2} times the F32 weights; {}",
+            made.unwrap().report()
+        );
+        assert!(times < most, "{times:.2} times the F32 weights");
+    }
 }

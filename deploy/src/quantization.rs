@@ -151,6 +151,13 @@ impl Quantization {
             .map(|(path, codes)| (path.as_str(), codes))
     }
 
+    /// Why the quantizer of a layer's input is not written, if it has one that is not.
+    pub(crate) fn unrounded_input(&self, path: &str) -> Option<String> {
+        let of_input = |at: &str| at.strip_prefix(path) == Some(".quant.input");
+        let found = self.left_float.iter().find(|(at, _)| of_input(at));
+        found.map(|(_, why)| why.clone())
+    }
+
     /// Quantizers of the model that an export leaves out, each with the reason.
     pub fn left_float(&self) -> impl Iterator<Item = &str> {
         self.left_float.iter().map(|(_, why)| why.as_str())

@@ -70,8 +70,8 @@ pub(crate) struct Cli {
     /// Steps in which the model without checkpoint is trained.
     #[arg(long, default_value_t = 300, conflicts_with = "checkpoint")]
     pub(crate) steps: usize,
-    /// Tokens to generate before and after; 0 for none.
-    #[arg(long, default_value_t = 64)]
+    /// Tokens to generate before and after, at most 100,000; 0 for none.
+    #[arg(long, default_value_t = 64, value_parser = tokens)]
     pub(crate) generate: usize,
     /// Keys and values of the attention: as floats, or in 8 bits; in generation and evaluation.
     #[arg(long, value_enum, default_value_t = Kv::Float)]
@@ -272,5 +272,13 @@ impl Cli {
             };
         }
         preset
+    }
+}
+
+/// A count of tokens whose positions a table can hold.
+fn tokens(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if count <= 100_000 => Ok(count),
+        _ => Err("must be a whole number of at most 100,000".into()),
     }
 }

@@ -229,6 +229,9 @@ impl Cli {
 
     /// The data, normalized as the checkpoints of the network were trained.
     pub(crate) fn images(&self) -> Result<ImageSet, Box<dyn Error>> {
+        if self.output().is_dir() {
+            return Err(format!("{} is a folder", self.output().display()).into());
+        }
         if let Some(folder) = self.output().parent() {
             std::fs::create_dir_all(folder)
                 .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;

@@ -107,10 +107,16 @@ impl TaskTable {
             }
         };
         if let Some(limit) = self.limit {
-            images.train = images.train.take(limit.max(2));
+            if limit < 2 {
+                return Err("`task.limit` is below 2: too few images to train on".into());
+            }
+            images.train = images.train.take(limit);
         }
         if let Some(limit) = self.test_limit {
-            images.test = images.test.take(limit.max(1));
+            if limit == 0 {
+                return Err("`task.test_limit` is 0: nothing could be tested".into());
+            }
+            images.test = images.test.take(limit);
         }
         if self.augment {
             images.train = images.train.augmented();

@@ -73,7 +73,9 @@ pub(crate) fn exit(result: Result<(), Box<dyn Error>>) -> ExitCode {
 /// every change of the loss scale with `RUST_LOG=info`.
 pub(crate) fn init_tracing() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        tracing_subscriber::EnvFilter::new("error,burn_lean_amp::autocast=warn")
+        tracing_subscriber::EnvFilter::new(
+            "error,burn_lean_amp::autocast=warn,burn_lean_recipe=warn",
+        )
     });
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -72,7 +72,9 @@ pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules, is_castabl
 pub use sites::{Place, SiteUse};
 #[doc(hidden)]
 pub use tensors::plain;
-pub use tensors::{Form, TensorMapper, Tensors, cloned, input_device, shapes, signature};
+pub use tensors::{
+    Form, TensorMapper, Tensors, cloned, description, input_device, shapes, signature,
+};
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
 pub use walk::{Kernel, Mark, Pass, Product, Residual, ResidualNorm, Step, Walk};

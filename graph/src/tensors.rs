@@ -292,6 +292,19 @@ pub fn signature(value: &impl Tensors) -> Vec<(Vec<usize>, DType)> {
     given.signature
 }
 
+/// What a value says of itself besides the shapes and dtypes of its tensors ([`Tensors::describe`]): the same
+/// numbers for the same variants, flags and values.
+///
+/// ```
+/// use burn_lean_graph::description;
+///
+/// assert_eq!(description(&1.5), description(&1.5));
+/// assert_ne!(description(&1.5), description(&2.5));
+/// ```
+pub fn description(value: &impl Tensors) -> (u64, u64) {
+    Form::of(value)
+}
+
 /// The shapes of the tensors of a value, in order.
 pub fn shapes(value: &impl Tensors) -> Vec<Vec<usize>> {
     signature(value)

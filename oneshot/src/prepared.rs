@@ -45,7 +45,7 @@ impl<M: Module> Compressed<M> {
     /// assert!(prepared.left_float.is_empty());
     /// let quantized = quantized_weights(&prepared.model)?;
     /// // `[inputs, outputs]`, as the layer has them.
-    /// assert_eq!(quantized[0].1.codes()[8], i32::from(codes.codes[1]));
+    /// assert_eq!(quantized[0].1.codes()[8], i16::from(codes.codes[1]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -49,7 +49,9 @@ use crate::RecipeError;
 /// assert!(codes.iter().filter(|code| **code == 0).count() >= 16);
 /// // The converted weight has these very codes.
 /// let (converted, _) = ConvertConfig::new().convert(outcome.model)?;
-/// assert_eq!(quantized_weights(&converted)?[0].1.codes(), codes);
+/// let converted = quantized_weights(&converted)?;
+/// let held = converted[0].1.codes().iter().map(|code| i32::from(*code));
+/// assert!(held.eq(codes.iter().copied()));
 /// # Ok::<(), burn_lean_recipe::RecipeError>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -1,7 +1,7 @@
 //! A visit of every float tensor of a model with its path.
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::{PathVisitor, Trail, visit_with_path};
 
@@ -71,6 +71,8 @@ pub trait AnyFloat {
     fn shape(&self) -> Vec<usize>;
     /// What its numbers are stored as.
     fn dtype(&self) -> DType;
+    /// Where they are.
+    fn device(&self) -> Device;
     /// Whether it is trained.
     fn is_require_grad(&self) -> bool;
     /// Its stored numbers.
@@ -90,6 +92,10 @@ impl<const D: usize> AnyFloat for Param<Tensor<D>> {
 
     fn dtype(&self) -> DType {
         self.base().dtype()
+    }
+
+    fn device(&self) -> Device {
+        self.base().device()
     }
 
     fn is_require_grad(&self) -> bool {

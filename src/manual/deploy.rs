@@ -3,10 +3,10 @@
 //! | wanted | take |
 //! |---|---|
 //! | a record that Burn loads | `ConvertConfig::convert`, then `into_record` |
-//! | a small file for this library | [`save_safetensors`](crate::quant::save_safetensors): as many bits as the codes have; [`SparseRecord`](crate::prune::SparseRecord): without the zeros |
+//! | a small file for this library, loaded in a process that knows the architecture alone | [`save_safetensors`](crate::quant::save_safetensors), [`load_safetensors`](crate::quant::load_safetensors): as many bits as the codes have, with the quantizers of activations (they act in `QuantizedForward::run` and in exports); [`SparseRecord`](crate::prune::SparseRecord): without the zeros |
 //! | a half-precision file, and inference from it | [`materialize_half`](crate::amp::materialize_half()), then [`save_safetensors`](crate::quant::save_safetensors) |
 //! | vLLM, Transformers | [`save_compressed_tensors`](crate::quant::deploy::save_compressed_tensors): their layout of quantized and of 2:4 weights |
-//! | another runtime | [`Export::to_onnx`](crate::deploy::Export::to_onnx): ONNX, quantized with `Form::Qdq` |
+//! | another runtime | [`Export::to_onnx`](crate::deploy::Export::to_onnx): ONNX, quantized with `Form::Qdq`, for TensorRT with `Form::QdqSigned`; in half from a model of [`materialize_half`](crate::amp::materialize_half()) with half inputs (not with a BatchNorm) |
 //! | fast on this CPU | `EngineConfig::compile` (feature `engine`); of a pruned model, too: it finds out which matrices are faster without their zeros |
 //!
 //! ```
@@ -34,7 +34,8 @@
 //! let outputs = engine.run(&x)?;
 //! let prepared = QuantizedForward::new().run(&model, x, |model, x| model.forward(x))?;
 //! // Where floats are faster here, the engine takes them, and inputs are not rounded: 8 of them by half a
-//! // step of 1/255 at most, times weights of at most 0.36. `Arithmetic::Integer` rounds as the model does.
+//! // step of 1/255 at most, times weights of at most 0.36. `Arithmetic::Integer` rounds the inputs of layers as the
+//! // model does; the operands of attentions and sums stay floats in an engine.
 //! assert!((outputs - prepared).abs().max().into_scalar::<f32>() < 6e-3);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -74,7 +74,7 @@
 //! # In stages, with training between them
 //!
 //! Most zeros for the accuracy: prune a part, train with the zeros held, prune further. What prunes is
-//! magnitude or `Pruner` ([`GradualPruner`](crate::prune::GradualPruner)), or CHITA
+//! `Pruner` or magnitude ([`GradualPruner`](crate::prune::GradualPruner)), or CHITA
 //! ([`GradualConfig`](crate::prune::GradualConfig)); `state` names a folder, and a run that was killed goes on
 //! after the newest finished stage in it. What trains is yours, here in mixed precision with the dense network
 //! as a teacher:

@@ -4,9 +4,10 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::AdamWConfig;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Checkpoints, GradScaler, GradScalerConfig, ResumableOptimizer};
 
@@ -425,4 +426,40 @@ fn a_default_device_that_is_not_in_the_build_is_an_error_that_keeps_the_model() 
     train(folder.path(), |_| {});
     let text = load_elsewhere(folder.path(), &[("BURN_DEVICE", Some("no such device"))]);
     assert_says!(text, "refused");
+}
+
+/// A record brings the identities of its parameters: groups that name those of a new model match nothing.
+#[test]
+fn groups_that_name_identities_are_made_of_the_loaded_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    let device = Device::flex().autodiff();
+    let optimizer = |model: &Linear| {
+        let decays = SgdConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.5)));
+        let optimizer: ModuleOptimizer = decays.init();
+        let weight = ParamGroup::from_ids(vec![model.weight.id]);
+        optimizer.with_group(weight, SgdConfig::new().build(), None)
+    };
+    let new = || {
+        let mut layer = LinearConfig::new(2, 1).init(&device);
+        layer.weight = Param::from_data([[1.0], [2.0]], &device);
+        layer.bias = Some(Param::from_data([4.0], &device));
+        layer
+    };
+    let trained = new();
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    checkpoints
+        .save(1, &trained, &optimizer(&trained), &scaler)
+        .unwrap();
+    let loaded = checkpoints.load_with(1, new(), optimizer);
+    let (model, mut optim, mut scaler) = loaded.unwrap();
+    assert_eq!(model.weight.id, trained.weight.id);
+    let x = Tensor::<2>::zeros([1, 2], &device);
+    let loss = scaler.scale(model.forward(x).sum() * 0.0).unwrap();
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let model = scaler.step(&mut optim, 0.5, model, grads).unwrap();
+    let values = |tensor: Tensor<1>| tensor.into_data().try_to_vec::<f32>().unwrap();
+    // Without decay, and with it: 4 · (1 − 0.5 · 0.5).
+    assert_eq!(values(model.weight.val().flatten(0, 1)), [1.0, 2.0]);
+    assert_eq!(values(model.bias.unwrap().val()), [3.0]);
 }

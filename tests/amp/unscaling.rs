@@ -3,7 +3,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::amp::{GradScaler, GradScalerConfig, LossScale};
+use burn_lean::amp::{AmpError, GradScaler, GradScalerConfig, LossScale};
 
 use crate::support::{each_device, values};
 
@@ -179,5 +179,38 @@ fn the_norm_is_that_of_the_divided_gradients() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn changed_gradients_are_looked_at_again_and_what_was_found_stays_found() {
+    each_device(|target| {
+        let inner = &target.device;
+        let model = Weight::new([1, 2], inner);
+        let of = |numbers: [f32; 2]| Tensor::<2>::from_data([numbers], inner);
+        for (before, after, found) in [
+            ([8.0, 24.0], [5.0, 7.0], false),
+            ([8.0, 24.0], [5.0, f32::NAN], true),
+            ([8.0, f32::INFINITY], [5.0, 7.0], true),
+        ] {
+            let mut scaler = scaler(8.0, None);
+            let unscaled = scaler
+                .unscale(&model, registered(&model, of(before)))
+                .unwrap();
+            let unscaled = unscaled.with_gradients(&model, |_| registered(&model, of(after)));
+            let unscaled = unscaled.unwrap();
+            assert_eq!(scaler.found_inf(&model, &unscaled).unwrap(), found);
+            let trained = scaler.apply(&mut SgdConfig::new().init(), 1.0, model.clone(), unscaled);
+            let moved = model.weight.val() - trained.unwrap().weight.val();
+            let expected = if found { [0.0, 0.0] } else { after };
+            assert_eq!(moved.into_data().try_to_vec::<f32>().unwrap(), expected);
+            scaler.update().unwrap();
+        }
+        let scaler = scaler(8.0, None);
+        let unscaled = scaler.unscale(&model, registered(&model, of([8.0, 8.0])));
+        let none = unscaled
+            .unwrap()
+            .with_gradients(&model, |_| GradientsParams::new());
+        assert!(matches!(none, Err(AmpError::NoGradients)));
     });
 }

@@ -96,7 +96,7 @@ fn a_file_has_the_codes_of_a_quantized_embedding() {
                 .collect(),
             _ => {
                 let pairs = weight.codes().chunks(2);
-                let byte = |pair: &[i32]| (pair[0] & 15) as u8 | ((pair[1] & 15) << 4) as u8;
+                let byte = |pair: &[i16]| (pair[0] & 15) as u8 | ((pair[1] & 15) << 4) as u8;
                 pairs.map(byte).collect()
             }
         };

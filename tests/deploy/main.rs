@@ -12,10 +12,12 @@ mod image_set;
 mod support;
 
 mod batch;
+mod beside_tensors;
 mod blocks;
 mod digits;
 mod embeddings;
 mod engine;
+mod files_for_runtimes;
 mod functions;
 mod judge;
 mod layers;

@@ -161,7 +161,7 @@ fn the_file_has_codes_with_one_scale_for_each_channel() {
         for (path, weight) in &codes {
             let stored = constant(&format!("{path}.codes"));
             assert_eq!(stored.element(), ElementType::U8);
-            let bytes = stored.bytes().iter().map(|byte| i32::from(*byte) - 128);
+            let bytes = stored.bytes().iter().map(|byte| i16::from(*byte) - 128);
             assert!(bytes.eq(weight.codes().iter().copied()), "{path}");
             let channels = weight.scale().len();
             assert_eq!(constant(&format!("{path}.scale")).shape(), [channels]);

@@ -52,14 +52,14 @@ fn quantizers_have_the_codes_of_the_weights_and_give_back_their_values() {
                 let (_, codes) = found.iter().find(|(path, _)| *path == weight.path).unwrap();
                 let grid = weight.grid.as_ref().unwrap();
                 let middle = match grid.symmetric {
-                    true => 1 << (grid.bits - 1),
+                    true => 1_i16 << (grid.bits - 1),
                     false => 0,
                 };
                 let (codes, outputs) = (codes.codes(), weight.outputs);
                 assert!(weight.transposed);
                 for (at, code) in grid.codes.iter().enumerate() {
                     let (output, input) = (at / weight.inputs, at % weight.inputs);
-                    let expected = i32::from(*code) - middle;
+                    let expected = i16::from(*code) - middle;
                     assert_eq!(codes[input * outputs + output], expected, "{preset}");
                 }
             }

@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualPruner, Method, PruneError, Pruned, PrunerConfig, RidgeChoice,
-    RunningStatistics, SolverConfig, SparseRecord, mean_loss, recompute_batch_norm,
+    RunningStatistics, SolverConfig, SparseRecord, StageMethod, mean_loss, recompute_batch_norm,
 };
 
 use crate::support::{each_device, on_each, on_tracked, tensor, values, with_numbers};
@@ -214,6 +214,7 @@ fn a_sparse_record_has_the_statistics_of_the_last_step_and_replaces_those_of_a_l
 fn statistics_that_are_not_finite_are_refused_by_magnitude_too() {
     let device = Device::flex();
     let mut gradual = GradualPruner::new(Budget::Sparsity(0.5), 1, 0, 0);
+    gradual.method = StageMethod::Magnitude;
     gradual.pruner.examples = 24;
     let loader = |seed| {
         let x = pixels(seed, 1.0, &device);

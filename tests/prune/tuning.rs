@@ -9,7 +9,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, Effort, Pruner, Shares,
-    layerwise::{Candidate, LayerwisePruned},
+    layerwise::{Candidate, LayerwisePruned, Outputs},
 };
 
 use crate::support::{each_device, parameters, tensor, values, with_numbers};
@@ -197,6 +197,8 @@ fn a_batch_is_cut_only_where_its_parts_give_the_same() {
     let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
     let mut pruner = Pruner::new(Budget::Sparsity(0.5));
     pruner.tuning = Some(1);
+    // One loss alone.
+    pruner.outputs = Outputs::Values;
     let steps = |forward: fn(&Linear, Tensor<2>) -> Tensor<2>| {
         let batches = [0, 1, 2].map(|seed| tensor::<2>(80 + seed, [128, 6], &device));
         let pruned = pruner.prune(layer.clone(), forward, batches).unwrap();

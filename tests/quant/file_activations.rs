@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, Learned, NumberFormat, ObserverConfig, QatConfig, QuantError, Scheme, Site,
-    Storage, load_safetensors, quantizers, save_safetensors,
+    FakeQuantizeConfig, Learned, NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantError,
+    QuantizedForward, Scheme, Site, Storage, load_safetensors, quantizers, save_safetensors,
 };
 use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::convert::{Net, full, prepared, samples};
-use crate::support::{each_device, scratch, values};
+use crate::support::{each_device, scratch, tensor, values, with_numbers};
 
 /// Affine codes of 8 bits.
 fn activation(observer: ObserverConfig, learned: Learned) -> QatConfig {
@@ -183,4 +185,85 @@ fn activations_that_no_quantizer_can_have_are_refused() {
     let error = refused(json!(fewer).to_string());
     assert_says!(error, "is missing");
     assert_matches!(refused("nonsense".into()), QuantError::File { .. });
+}
+
+/// A process that knows the architecture and nothing of how it was quantized.
+#[test]
+fn a_model_without_quantizers_gets_those_of_the_file() {
+    let (_folder, path) = scratch("net.safetensors");
+    each_device(|target| {
+        for config in [
+            full(8),
+            full(4),
+            activation(ObserverConfig::Memoryless, Learned::None),
+            activation(ObserverConfig::MinMax, Learned::LsqPlus),
+        ] {
+            let device = &target.device;
+            save_safetensors(&prepared(config.clone(), device), &path).unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            let known = load(&config, &path, device).unwrap();
+            let plain = load_safetensors(Net::new(device), &path, Storage::Auto).unwrap();
+            assert_eq!(outputs(&plain, device), outputs(&known, device));
+            let places = |net: &Net| {
+                let all = quantizers(net).into_iter();
+                let all = all.map(|one| (one.path, one.quantizer.scheme().clone()));
+                all.collect::<Vec<_>>()
+            };
+            assert_eq!(places(&plain), places(&known));
+            // It is written as it was read.
+            save_safetensors(&plain, &path).unwrap();
+            let again = metadata(&std::fs::read(&path).unwrap());
+            assert_eq!(again.1, metadata(&bytes).1);
+            assert_eq!(again.0["quantized"], metadata(&bytes).0["quantized"]);
+        }
+    });
+}
+
+/// Operands of attentions, sums and products have no layer of their own.
+#[test]
+fn quantizers_of_sites_are_at_their_places_again() {
+    #[derive(Module, Debug)]
+    struct Encoder {
+        attention: MultiHeadAttention,
+        norm: LayerNorm,
+        fc: Linear,
+    }
+    let (_folder, path) = scratch("encoder.safetensors");
+    let device = Device::flex();
+    let new = |seed| {
+        let attention = MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0);
+        let encoder = Encoder {
+            attention: attention.init(&device),
+            norm: LayerNormConfig::new(8).init(&device),
+            fc: LinearConfig::new(8, 8).init(&device),
+        };
+        with_numbers(encoder, seed)
+    };
+    let forward = |net: &Encoder, x: Tensor<3>| {
+        let context = net
+            .attention
+            .forward(MhaInput::self_attn(x.clone()))
+            .context;
+        let x = net.norm.forward(x + context);
+        x.clone() + net.fc.forward(x.clone()) * x
+    };
+    let x = tensor::<3>(5, [2, 4, 8], &device);
+    let config = QatConfig::new().with_sums(true);
+    let (net, _) = PtqConfig::new()
+        .with_quantize(config)
+        .quantize_for(new(1), || [x.clone()], forward)
+        .unwrap();
+    assert!(
+        quantizers(&net)
+            .iter()
+            .any(|one| one.site == Site::Operation)
+    );
+    save_safetensors(&net, &path).unwrap();
+    let loaded = load_safetensors(new(2), &path, Storage::Auto).unwrap();
+    let run = |net: &Encoder| {
+        let quantized = QuantizedForward::new();
+        values(quantized.run(net, x.clone(), forward).unwrap())
+    };
+    assert_eq!(run(&loaded), run(&net));
+    assert_ne!(run(&loaded), values(forward(&loaded, x.clone())));
 }

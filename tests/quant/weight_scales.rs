@@ -54,7 +54,7 @@ fn scales_are_kept_bit_by_bit_through_records_and_conversion() {
             assert_eq!(weight.scale(), scales);
             let decoded = weight.codes().iter().enumerate();
             let decoded: Vec<f32> = decoded
-                .map(|(at, code)| *code as f32 * scales[at % SHAPE[1]])
+                .map(|(at, code)| f32::from(*code) * scales[at % SHAPE[1]])
                 .collect();
             assert_eq!(decoded, fake);
         }

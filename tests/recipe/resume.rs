@@ -264,7 +264,7 @@ fn the_state_of_other_data_is_refused() {
     go_on(None).unwrap();
     let error = go_on(images(16)).unwrap_err().to_string();
     assert_says!(error, "`identity` is {");
-    std::fs::remove_file(folder.path().join("run.json")).unwrap();
+    std::fs::remove_dir_all(folder.path()).unwrap();
 
     go_on(images(16)).unwrap();
     go_on(images(16)).unwrap();
@@ -328,4 +328,19 @@ fn a_state_that_another_run_writes_is_refused() {
     // As the end of a process does.
     drop(other);
     run(&recipe, folder.path(), None).unwrap();
+}
+
+#[test]
+fn stages_without_the_file_that_says_whose_they_are_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    run(&recipe("layerwise"), folder.path(), None).unwrap();
+    let file = folder.path().join("state/run.json");
+    std::fs::remove_file(&file).unwrap();
+    let other = recipe("layerwise").with_seed(6);
+    let error = run(&other, folder.path(), None).unwrap_err();
+    assert!(
+        error.to_string().contains("finished stages are beside it"),
+        "{error}"
+    );
+    assert!(!file.exists());
 }

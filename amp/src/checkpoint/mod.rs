@@ -234,6 +234,10 @@ impl Checkpoints {
     /// is there (`flex`, `ndarray`), or make the optimizer with a
     /// [`ResumableOptimizer`].
     ///
+    /// The parameters take the identities of the checkpoint, which in a new process are others than those of a
+    /// new model: groups of an optimizer that name identities (`ParamGroup::from_ids`) would match nothing any
+    /// more. Name paths, or use [`load_with`](Self::load_with).
+    ///
     /// # Errors
     ///
     /// [`AmpError::NoCheckpoint`] for a step without one; [`AmpError::Io`] for a file that cannot be read,
@@ -245,14 +249,29 @@ impl Checkpoints {
         model: M,
         optim: ModuleOptimizer,
     ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<M, AmpError>> {
+        self.load_with(step, model, |_| optim)
+    }
+
+    /// Like [`load`](Self::load), with an optimizer that is made from the loaded model: for groups that name
+    /// identities.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_with<M: Module>(
+        &self,
+        step: u64,
+        model: M,
+        optim: impl FnOnce(&M) -> ModuleOptimizer,
+    ) -> Result<(M, ModuleOptimizer, GradScaler), Rejected<M, AmpError>> {
         let loaded = self.read(step).and_then(|(record, state, mut scaler)| {
             let folder = self.path(step);
-            let optim = load_state(optim, state, &folder.join(OPTIMIZER))?;
             let refused = |error| damaged(&folder.join(MODEL), &error);
             // Clones share running statistics, which a record replaces in place, so a record that
             // is refused half way would change the caller's. `valid` copies them.
             let trial = model.valid().try_load_record(record.clone());
-            trial.map_err(refused)?;
+            let trial = trial.map_err(refused)?;
+            let optim = load_state(optim(&trial), state, &folder.join(OPTIMIZER))?;
             let loaded = model.clone().try_load_record(record).map_err(refused)?;
             scaler.remember_statistics(&loaded);
             Ok((loaded, optim, scaler))
@@ -353,7 +372,8 @@ fn load_state(
             path,
             &format!(
                 "of its {expected} tensors, {found} fit this optimizer: it is the state of another \
-                 kind. Load it into an optimizer of that kind"
+                 kind, or of groups that name identities, which are others in a new model: load it into an \
+                 optimizer of that kind, or by `load_with`"
             ),
         )),
     }

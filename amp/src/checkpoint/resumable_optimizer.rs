@@ -33,7 +33,9 @@ use burn::tensor::kind::BridgeTensor;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// With parameter groups, give one to each: it is what `ModuleOptimizer::with_group` takes.
+/// With parameter groups, give one to each: it is what `ModuleOptimizer::with_group` takes. Let groups name
+/// paths: a record brings identities of its own, also in Burn's Learner, and those of `ParamGroup::from_ids`
+/// then match nothing, without a word.
 #[derive(Debug, Clone)]
 pub struct ResumableOptimizer<O> {
     optim: O,

@@ -1,6 +1,6 @@
 //! Gradients that were divided by the loss scale.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
@@ -8,6 +8,8 @@ use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::each_float;
 
 use super::norm::{Factor, Multiply, check_max_norm, global_norm, norm};
+use super::one_pass::Look;
+use super::unscale::{InverseScale, unscale};
 use super::walk::visit_once;
 use crate::AmpError;
 
@@ -97,6 +99,73 @@ impl Unscaled {
     pub fn with_found_inf(mut self, elsewhere: bool) -> Self {
         self.found_elsewhere = elsewhere;
         self
+    }
+
+    /// With gradients that `change` makes of these: centralized, with noise, reduced over replicas after they
+    /// were unscaled.
+    ///
+    /// What is not finite, before or after, skips the step. Clip the norm afterwards.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::optim::{GradientsParams, SgdConfig};
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_amp::{GradScalerConfig, LossScale};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+    /// let mut scaler = GradScalerConfig::new(LossScale::Static(8.0)).init()?;
+    /// let x = Tensor::<2>::from_floats([[1.0, 3.0]], &device);
+    /// let loss = scaler.scale(model.forward(x).sum())?;
+    /// let grads = GradientsParams::from_grads(loss.backward(), &model);
+    ///
+    /// // Gradient centralization: 1 and 3 less their mean.
+    /// let unscaled = scaler.unscale(&model, grads)?.with_gradients(&model, |mut grads| {
+    ///     if let Some(grad) = grads.remove::<2>(model.weight.id) {
+    ///         let mean = grad.clone().mean_dim(0);
+    ///         grads.register(model.weight.id, grad - mean);
+    ///     }
+    ///     grads
+    /// })?;
+    /// let grad = unscaled.gradients().get::<2>(model.weight.id).unwrap();
+    /// assert_eq!(grad.into_data().try_to_vec::<f32>().unwrap(), [-1.0, 1.0]);
+    /// let model = scaler.apply(&mut SgdConfig::new().init(), 0.1, model, unscaled)?;
+    /// # Ok::<(), burn_lean_amp::AmpError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`GradScaler::unscale`](crate::GradScaler::unscale) of the changed ones.
+    pub fn with_gradients<M: Module>(
+        self,
+        model: &M,
+        change: impl FnOnce(GradientsParams) -> GradientsParams,
+    ) -> Result<Self, AmpError> {
+        let look = (!self.flags.is_empty()).then_some(Look::Finite);
+        let changed = unscale(model, change(self.grads), InverseScale::Number(1.0), look)?;
+        let mut known: HashMap<ParamId, usize> = HashMap::new();
+        known.extend((changed.parameters.iter().enumerate()).map(|(at, (id, _))| (*id, at)));
+        let mut changed = Self {
+            loss: self.loss,
+            found_elsewhere: self.found_elsewhere,
+            ..changed
+        };
+        // What was found in them before stays found.
+        for ((id, path), flag) in self.parameters.into_iter().zip(self.flags) {
+            match (known.get(&id), flag) {
+                (Some(at), Some(before)) => {
+                    let now = changed.flags[*at].take();
+                    let both = now.into_iter().chain([before]).collect();
+                    changed.flags[*at] = Some(Tensor::cat(both, 0));
+                }
+                (Some(_), None) => {}
+                (None, before) => {
+                    changed.parameters.push((id, path));
+                    changed.flags.push(before);
+                }
+            }
+        }
+        Ok(changed)
     }
 
     /// Scales all gradients down so that their global L2 norm is at most `max_norm`.

@@ -53,6 +53,10 @@ impl fmt::Debug for Hook {
 /// quantization-aware training, to replace pruning masks by a schedule, to clip weights.
 /// [`Amp::with_after_step`](crate::Amp::with_after_step) is the same in mixed precision.
 ///
+/// The model's own steps run as they are: quantizers of activations act, and observe, where the steps call them
+/// (`forward_q`), and otherwise not at all. An unedited model is trained with all of its quantizers by
+/// [`Amp`](crate::Amp) over [`OwnSteps`](crate::OwnSteps), also in F32 without a loss scale.
+///
 /// Paths in optimizer and learning-rate groups are those of the inner model; paths in records start
 /// with `model.`. All clones and replicas share the function; what it captures is in no checkpoint.
 ///

@@ -12,6 +12,7 @@ pub(super) struct Example {
     /// The same on the device of the model.
     pub(super) tensors: Vec<DispatchTensor>,
     pub(super) device: Option<DispatchDevice>,
+    pub(super) has_integers: bool,
 }
 
 impl Example {
@@ -30,7 +31,9 @@ impl Example {
             Some(device) => results(values.clone(), infos, device)?,
             None => Vec::new(),
         };
+        let has_integers = infos.iter().any(|info| info.element != ElementType::F32);
         Ok(Self {
+            has_integers,
             values,
             tensors,
             device,

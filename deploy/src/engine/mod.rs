@@ -1,5 +1,6 @@
 //! A model that runs on the CPU, with integer kernels, and takes and returns Burn's tensors.
 
+mod candidates;
 mod choose;
 mod example;
 mod file;
@@ -19,12 +20,13 @@ use std::sync::OnceLock;
 use burn::backend::TensorMetadata;
 use burn::config::Config;
 use burn::tensor::DType;
-use burn_lean_graph::{Tensors, signature};
+use burn_lean_graph::{Tensors, description, signature};
 use serde::{Deserialize, Serialize};
 
 use crate::export::handles::handles;
 use crate::{DeployError, Dimension, Export};
-use choose::{Candidate, Chosen, Kind, Way, again, choose, evaluate};
+use candidates::{Candidate, Kind, Way, evaluate};
+use choose::{Chosen, again, choose};
 
 use pools::Pools;
 
@@ -275,7 +277,8 @@ impl<O: Tensors> Compiled<O> {
 }
 
 impl<O: Tensors> Engine<O> {
-    /// Compiles the model for inputs of another shape, too. A batch of another size needs none where
+    /// Compiles the model for inputs of another shape, too, or with other numbers beside their tensors (of a
+    /// [`Tensors`] struct; a position, say), which are those of the recording in all that is computed. A batch of another size needs none where
     /// [`EngineReport::fixed_batch`] is `None`, nor do other sizes along an [`OpenAxis`](crate::OpenAxis).
     ///
     /// # Errors
@@ -295,21 +298,29 @@ impl<O: Tensors> Engine<O> {
     ///
     /// # Errors
     ///
-    /// [`DeployError::Mismatch`] for inputs of shapes or dtypes that it was not compiled for,
+    /// [`DeployError::Mismatch`] for inputs of shapes or dtypes, or with numbers or variants beside their
+    /// tensors, that it was not compiled for,
     /// [`DeployError::Run`] where the engine fails, and for NaN and infinities in an input where rten
     /// computes in integers.
     pub fn run<I: Tensors>(&self, inputs: &I) -> Result<O, DeployError> {
-        let shapes = signature(inputs);
+        let (shapes, described) = (signature(inputs), description(inputs));
+        let of_this_form = || {
+            let all = self.compiled.iter();
+            all.filter(|one| one.export.described == described)
+        };
         // One of these very shapes before one that takes any size.
-        let mut compiled = self.compiled.iter();
-        let made_for = compiled.find(|one| one.export.inputs == shapes);
-        let takes = || self.compiled.iter().find(|one| one.takes(&shapes));
+        let made_for = of_this_form().find(|one| one.export.inputs == shapes);
+        let takes = || of_this_form().find(|one| one.takes(&shapes));
         let Some(compiled) = made_for.or_else(takes) else {
             let all = self.compiled.iter();
             let known = all.map(|one| format!("{:?}", one.export.inputs));
+            let fits = self.compiled.iter().any(|one| one.takes(&shapes));
             return Err(DeployError::Mismatch {
                 compiled: known.collect::<Vec<_>>().join(" or "),
-                found: format!("{shapes:?}"),
+                found: match fits {
+                    true => format!("{shapes:?} with other numbers or variants beside the tensors"),
+                    false => format!("{shapes:?}"),
+                },
             });
         };
         let (export, best) = (&compiled.export, &compiled.chosen.best);

@@ -23,10 +23,15 @@ impl fmt::Debug for Program {
 }
 
 impl Program {
-    pub(crate) fn load(onnx: &OnnxModel, pool: Arc<ThreadPool>) -> Result<Self, DeployError> {
+    /// From the bytes of a model, by the names of its inputs and outputs.
+    pub(crate) fn load(
+        bytes: Vec<u8>,
+        onnx: &OnnxModel,
+        pool: Arc<ThreadPool>,
+    ) -> Result<Self, DeployError> {
         let inputs: Vec<_> = onnx.inputs.iter().map(|one| &one.name[..]).collect();
         let outputs: Vec<_> = onnx.outputs.iter().map(|one| &one.name[..]).collect();
-        Self::named(onnx.to_bytes()?, &inputs, &outputs, pool)
+        Self::named(bytes, &inputs, &outputs, pool)
     }
 
     /// Some nodes of a model.

@@ -142,7 +142,8 @@ fn run(
         inputs: vec![value("x", ElementType::U8, input)],
         outputs: vec![value("y", ElementType::I32, output)],
     };
-    let program = Program::load(&model, Arc::new(ThreadPool::with_num_threads(1))).ok()?;
+    let bytes = model.to_bytes().ok()?;
+    let program = Program::load(bytes, &model, Arc::new(ThreadPool::with_num_threads(1))).ok()?;
     let x = Value::from_shape(input, x).ok()?;
     match program.run(vec![x]).ok()?.pop()? {
         Value::Int32Tensor(y) => Some(y.into_data()),

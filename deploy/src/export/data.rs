@@ -1,5 +1,7 @@
 //! Tensors on the host, as ONNX stores them.
 
+use std::borrow::Cow;
+
 use burn::backend::ir::TensorIr;
 use burn::backend::{DispatchTensor, ExecutionError, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
@@ -7,12 +9,18 @@ use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use super::element;
 use crate::{DeployError, ElementType};
 
-/// A tensor on the host.
-#[derive(Debug, Clone, PartialEq)]
+/// A tensor whose values are read at every use: of weights that are written as codes, never.
+#[derive(Debug, Clone)]
 pub(crate) struct HostTensor {
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
-    data: TensorData,
+    values: Values,
+}
+
+#[derive(Debug, Clone)]
+enum Values {
+    Host(TensorData),
+    Device(DispatchTensor),
 }
 
 impl HostTensor {
@@ -20,47 +28,54 @@ impl HostTensor {
         Self {
             shape: data.shape().to_vec(),
             dtype: data.dtype(),
-            data,
+            values: Values::Host(data),
         }
     }
 
-    /// Reads from the device.
-    pub(crate) fn read(tensor: DispatchTensor) -> Result<Self, DeployError> {
-        let data = read(tensor);
-        let data = data.map_err(|error| DeployError::Run {
-            reason: format!("a constant could not be read from its device: {error}"),
-        })?;
-        Ok(Self::from_data(data))
+    pub(crate) fn of(tensor: DispatchTensor) -> Self {
+        Self {
+            shape: tensor.shape().to_vec(),
+            dtype: tensor.dtype(),
+            values: Values::Device(tensor),
+        }
     }
 
-    pub(crate) fn floats(&self) -> Vec<f32> {
-        self.data.iter::<f32>().collect()
+    fn read(&self) -> Result<Cow<'_, TensorData>, DeployError> {
+        match &self.values {
+            Values::Host(data) => Ok(Cow::Borrowed(data)),
+            Values::Device(tensor) => match read(tensor.clone()) {
+                Ok(data) => Ok(Cow::Owned(data)),
+                Err(error) => Err(DeployError::Run {
+                    reason: format!("a constant could not be read from its device: {error}"),
+                }),
+            },
+        }
+    }
+
+    pub(crate) fn floats(&self) -> Result<Vec<f32>, DeployError> {
+        Ok(self.read()?.iter::<f32>().collect())
     }
 
     /// Type and bytes as ONNX has them.
     pub(crate) fn encode(&self, what: &str) -> Result<(ElementType, Vec<u8>), DeployError> {
         let element = element(self.dtype, what)?;
-        Ok((element, self.encode_as(element)))
-    }
-
-    fn encode_as(&self, element: ElementType) -> Vec<u8> {
-        match element {
-            ElementType::Bool => self.data.iter::<bool>().map(u8::from).collect(),
-            ElementType::F32 => collect(self.data.iter::<f32>().map(f32::to_le_bytes)),
-            ElementType::I64 => collect(self.data.iter::<i64>().map(i64::to_le_bytes)),
-            ElementType::I32 => collect(self.data.iter::<i32>().map(i32::to_le_bytes)),
-            _ if cfg!(target_endian = "little") => self.data.as_bytes().to_vec(),
-            _ => {
-                let width = self.dtype.size();
-                let words = self.data.as_bytes().chunks(width);
-                words.flat_map(|word| word.iter().rev().copied()).collect()
-            }
-        }
+        let data = self.read()?;
+        Ok((element, encode(&data, element)))
     }
 }
 
-fn collect<const N: usize>(bytes: impl Iterator<Item = [u8; N]>) -> Vec<u8> {
-    bytes.flatten().collect()
+fn encode(data: &TensorData, element: ElementType) -> Vec<u8> {
+    match element {
+        ElementType::Bool => data.iter::<bool>().map(u8::from).collect(),
+        ElementType::F32 if data.dtype() != DType::F32 => {
+            data.iter::<f32>().flat_map(f32::to_le_bytes).collect()
+        }
+        _ if cfg!(target_endian = "little") => data.as_bytes().to_vec(),
+        _ => {
+            let words = data.as_bytes().chunks(data.dtype().size());
+            words.flat_map(|word| word.iter().rev().copied()).collect()
+        }
+    }
 }
 
 /// Whether ONNX has a tensor as F32.

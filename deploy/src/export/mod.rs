@@ -39,8 +39,15 @@ pub enum Form {
     /// Codes of 8 bits are UINT8, of symmetric weights around 128: signed ones onnxruntime adds in pairs of
     /// 16 bits on x86 CPUs without VNNI, where they saturate. In blocks, which it multiplies in floats, they
     /// are INT8.
+    ///
+    /// Weights of 4 bits whose input is not quantized onnxruntime multiplies by inputs that it rounds to 8 bits,
+    /// unless its session has the option `session.qdq_matmulnbits_accuracy_level` at `1`.
     #[default]
     Qdq,
+    /// As [`Qdq`](Self::Qdq), where symmetric codes of 8 bits are INT8 with zero points of 0, and biases are
+    /// floats: what TensorRT's documentation asks for. Quantize activations symmetrically for it, too:
+    /// `Scheme::symmetric(NumberFormat::int8())`.
+    QdqSigned,
     /// Operators that compute in integers: `MatMulInteger`, `ConvInteger`, of INT8 weights. For runtimes
     /// whose sums are exact, as the engine's are; onnxruntime's saturate on x86 CPUs without VNNI.
     Integer,
@@ -93,6 +100,9 @@ impl Limits {
 pub struct Export<O> {
     pub(crate) recording: Recording<O>,
     pub(crate) inputs: Vec<(Vec<usize>, DType)>,
+    /// What the inputs are besides tensors: their numbers, which of several variants.
+    #[cfg(feature = "engine")]
+    pub(crate) described: (u64, u64),
     /// Values of the parameters, in the graph's order.
     pub(crate) parameters: Vec<DispatchTensor>,
     /// That of the parameters, or else of the inputs.
@@ -217,6 +227,8 @@ impl<O: Tensors> Export<O> {
             device: (parameters.iter().chain(&handles::handles(&given)).next())
                 .map(burn::backend::TensorMetadata::device),
             inputs: signature(inputs),
+            #[cfg(feature = "engine")]
+            described: burn_lean_graph::description(inputs),
             recording,
             parameters,
             open,
@@ -335,7 +347,7 @@ fn constants(
         if !read.contains(&id) || dependent.contains(&id) {
             continue;
         }
-        found.insert(id, HostTensor::read(value)?);
+        found.insert(id, HostTensor::of(value));
     }
     Ok(found)
 }

@@ -17,10 +17,11 @@ use crate::{DeployError, Quantization};
 pub(crate) struct Codes {
     pub(crate) path: String,
     pub(crate) shape: Vec<usize>,
-    pub(crate) codes: Vec<i32>,
+    /// Of at most 8 bits, signed or not.
+    pub(crate) codes: Vec<i16>,
     pub(crate) scale: Spread,
     /// Zero points in the layout of the scales; all 0 for symmetric weights.
-    pub(crate) zero_point: Vec<i32>,
+    pub(crate) zero_point: Vec<i16>,
     pub(crate) bits: u8,
     pub(crate) signed: bool,
 }
@@ -41,7 +42,7 @@ impl Codes {
     }
 
     /// Largest distance of a code from 0.
-    pub(crate) fn largest(&self) -> i32 {
+    pub(crate) fn largest(&self) -> i16 {
         self.codes.iter().map(|code| code.abs()).max().unwrap_or(0)
     }
 
@@ -162,15 +163,14 @@ impl Weights {
         if !format.is_int() {
             return leave(format!("{} is no integer format", weight.scheme()));
         }
-        let read = |values: &HashMap<TensorId, DispatchTensor>| {
+        let of = |values: &HashMap<TensorId, DispatchTensor>| {
             let value = values.get(&id).cloned();
-            value.map(HostTensor::read).transpose()
+            value.map(HostTensor::of)
         };
-        let [codes, scales, zeros] = seen.each_ref().map(read);
-        let (Some(codes), Some(scales), Some(zeros)) = (codes?, scales?, zeros?) else {
+        let [Some(codes), Some(scales), Some(zeros)] = seen.each_ref().map(of) else {
             return Ok(());
         };
-        let Some((scale, zero_point)) = spread(&codes.shape, &scales.floats(), &zeros.floats())
+        let Some((scale, zero_point)) = spread(&codes.shape, &scales.floats()?, &zeros.floats()?)
         else {
             return leave(format!(
                 "the scales of {} lie neither along an axis nor in blocks of rows",
@@ -189,7 +189,11 @@ impl Weights {
             id,
             Codes {
                 path: path.to_string(),
-                codes: codes.floats().into_iter().map(|code| code as i32).collect(),
+                codes: codes
+                    .floats()?
+                    .into_iter()
+                    .map(|code| code as i16)
+                    .collect(),
                 shape: codes.shape,
                 scale,
                 zero_point,
@@ -233,7 +237,7 @@ pub(super) fn rounded(
 
 /// Whether a parameter has the values that the codes stand for.
 fn is_rounded(parameter: &DispatchTensor, weight: &QuantizedTensor) -> Result<bool, DeployError> {
-    Ok(HostTensor::read(parameter.clone())?.floats() == values_of(weight))
+    Ok(HostTensor::of(parameter.clone()).floats()? == values_of(weight))
 }
 
 /// What the codes stand for.
@@ -241,8 +245,8 @@ fn values_of(weight: &QuantizedTensor) -> Vec<f32> {
     let scales = weight.of_elements(weight.scale());
     let zeros = weight.of_elements(weight.zero_point());
     let format = weight.scheme().format;
-    let number = |code: i32| match format.is_int() {
-        true => code as f32,
+    let number = |code: i16| match format.is_int() {
+        true => f32::from(code),
         false => format.from_bits(code as u8),
     };
     let steps = weight.codes().iter().zip(zeros);
@@ -264,9 +268,9 @@ impl View<'_> {
 }
 
 /// The views of so many weights at a time that their codes, scales and zero points as floats are small beside
-/// the model: 64 MiB each, or one weight. A weight's views are in one part.
+/// the model: 16 MiB each, or one weight. A weight's views are in one part.
 fn in_parts<'a, 'b>(views: &'a [View<'b>]) -> Vec<&'a [View<'b>]> {
-    const ELEMENTS: usize = 1 << 24;
+    const ELEMENTS: usize = 1 << 22;
     let (mut parts, mut start, mut end, mut elements) = (Vec::new(), 0, 0, 0);
     for of_weight in views.chunk_by(View::is_of_same) {
         end += of_weight.len();
@@ -308,11 +312,11 @@ fn origins(graph: &Graph) -> HashMap<TensorId, usize> {
 }
 
 /// The scales and zero points of all elements, in the fewest numbers.
-fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec<i32>)> {
+fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec<i16>)> {
     let first = *scales.first()?;
     let pairs = || scales.iter().zip(zeros);
     if pairs().all(|(scale, zero)| *scale == first && *zero == zeros[0]) {
-        return Some((Spread::Tensor(first), vec![zeros[0] as i32]));
+        return Some((Spread::Tensor(first), vec![zeros[0] as i16]));
     }
     for (axis, size) in shape.iter().enumerate() {
         let inner: usize = shape[axis + 1..].iter().product();
@@ -322,7 +326,7 @@ fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec
         if all.all(|(i, (s, z))| *s == scales[at(channel(i))] && *z == zeros[at(channel(i))]) {
             let of = (0..*size).map(|channel| scales[at(channel)]).collect();
             let zero_points = (0..*size)
-                .map(|channel| zeros[at(channel)] as i32)
+                .map(|channel| zeros[at(channel)] as i16)
                 .collect();
             return Some((Spread::Axis(axis, of), zero_points));
         }
@@ -346,6 +350,6 @@ fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec
         .step_by(block)
         .flat_map(|row| (0..columns).map(move |c| row * columns + c));
     let of = starts.clone().map(|i| scales[i]).collect();
-    let zero_points = starts.map(|i| zeros[i] as i32).collect();
+    let zero_points = starts.map(|i| zeros[i] as i16).collect();
     Some((Spread::Blocks(block, of), zero_points))
 }

@@ -296,9 +296,6 @@ impl OnnxModel {
             graph.message(1, &node.encode());
         }
         graph.text(2, "burn-lean");
-        for initializer in &self.initializers {
-            graph.message(5, &initializer.encode());
-        }
         for input in &self.inputs {
             graph.message(11, &input.encode());
         }
@@ -309,7 +306,7 @@ impl OnnxModel {
         model.int(1, IR_VERSION);
         model.text(2, "burn-lean");
         model.text(3, env!("CARGO_PKG_VERSION"));
-        model.message(7, &graph);
+        model.ending(7, &graph, 5, &heads(&self.initializers));
         let domains: HashSet<&str> = self.nodes.iter().map(|node| node.domain).collect();
         model.message(8, &opset("", OPSET));
         if domains.contains(MICROSOFT) {
@@ -353,9 +350,6 @@ pub(crate) fn part(
         graph.message(1, &node.encode());
     }
     graph.text(2, "part");
-    for initializer in initializers {
-        graph.message(5, &initializer.encode());
-    }
     for (field, names) in [(11, inputs), (12, outputs)] {
         for name in names {
             let mut value = Message::default();
@@ -365,7 +359,7 @@ pub(crate) fn part(
     }
     let mut model = Message::default();
     model.int(1, IR_VERSION);
-    model.message(7, &graph);
+    model.ending(7, &graph, 5, &heads(initializers));
     model.message(8, &opset("", OPSET));
     model.message(8, &opset(MICROSOFT, 1));
     model.into_bytes()
@@ -423,14 +417,11 @@ impl Attribute {
             }
             Self::Element(name, element, bytes) => {
                 attribute.text(1, name);
-                let tensor = Initializer {
-                    name: String::new(),
-                    path: String::new(),
-                    element: *element,
-                    shape: vec![1],
-                    bytes: bytes.clone(),
-                };
-                attribute.message(5, &tensor.encode());
+                let mut tensor = Message::default();
+                tensor.int(1, 1);
+                tensor.int(2, *element as i64);
+                tensor.bytes(9, bytes);
+                attribute.message(5, &tensor);
                 4
             }
             Self::Ints(name, values) => {
@@ -445,14 +436,20 @@ impl Attribute {
 }
 
 impl Initializer {
-    fn encode(&self) -> Message {
+    /// All but its bytes, which end it.
+    fn head(&self) -> Message {
         let mut tensor = Message::default();
         tensor.ints(1, self.shape.iter().map(|size| *size as i64));
         tensor.int(2, self.element as i64);
         tensor.text(8, &self.name);
-        tensor.bytes(9, &self.bytes);
+        tensor.length(9, self.bytes.len());
         tensor
     }
+}
+
+fn heads(initializers: &[Initializer]) -> Vec<(Message, &[u8])> {
+    let parts = initializers.iter();
+    parts.map(|one| (one.head(), &one.bytes[..])).collect()
 }
 
 impl ValueInfo {

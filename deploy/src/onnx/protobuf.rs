@@ -36,9 +36,43 @@ impl Message {
     }
 
     pub(crate) fn bytes(&mut self, number: u32, value: &[u8]) {
-        self.key(number, BYTES);
-        self.varint(value.len() as u64);
+        self.length(number, value.len());
         self.0.extend(value);
+    }
+
+    /// What stands before so many bytes, which follow.
+    pub(crate) fn length(&mut self, number: u32, bytes: usize) {
+        self.key(number, BYTES);
+        self.varint(bytes as u64);
+    }
+
+    /// A message that ends with others, each of two parts: large bytes are copied once, to where they stay.
+    pub(crate) fn ending(
+        &mut self,
+        number: u32,
+        begin: &Message,
+        of_each: u32,
+        each: &[(Message, &[u8])],
+    ) {
+        let with_lengths = each.iter().map(|(head, bytes)| {
+            let mut length = Message::default();
+            length.length(of_each, head.0.len() + bytes.len());
+            (length, head, bytes)
+        });
+        let parts: Vec<_> = with_lengths.collect();
+        let of_parts = |(length, head, bytes): &(Message, &Message, &&[u8])| {
+            length.0.len() + head.0.len() + bytes.len()
+        };
+        let total = begin.0.len() + parts.iter().map(of_parts).sum::<usize>();
+        // And the key, the length, and what follows.
+        self.0.reserve_exact(total + 64);
+        self.length(number, total);
+        self.0.extend(&begin.0);
+        for (length, head, bytes) in parts {
+            self.0.extend(length.0);
+            self.0.extend(&head.0);
+            self.0.extend(*bytes);
+        }
     }
 
     pub(crate) fn text(&mut self, number: u32, value: &str) {
@@ -77,6 +111,23 @@ mod tests {
             0x08, 0x96, 0x01, 0x12, 7, b't', b'e', b's', b't', b'i', b'n', b'g',
         ];
         assert_eq!(outer.into_bytes(), [&[0x1a, 12], &inner[..]].concat());
+        // The second field in two parts, at the end.
+        let mut first = Message::default();
+        first.int(1, 150);
+        let mut head = Message::default();
+        head.int(1, 8);
+        head.length(2, 300);
+        let bytes = [7; 300];
+        let mut whole = Message::default();
+        let mut second = Message::default();
+        second.int(1, 8);
+        second.bytes(2, &bytes);
+        let mut parts = first.clone();
+        parts.message(5, &second);
+        whole.message(7, &parts);
+        let mut ending = Message::default();
+        ending.ending(7, &first, 5, &[(head, &bytes)]);
+        assert_eq!(ending.into_bytes(), whole.into_bytes());
         let mut list = Message::default();
         list.ints(6, [3, 270]);
         assert_eq!(list.into_bytes(), [0x30, 0x03, 0x30, 0x8e, 0x02]);

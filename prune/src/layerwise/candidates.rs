@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::Tensor;
+use burn::tensor::activation::softmax;
+use burn::tensor::{FloatDType, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
 use serde::{Deserialize, Serialize};
 
@@ -195,6 +196,27 @@ impl Divergences {
         let (own, other) = (self.mean(), other.mean());
         own < other || (other.is_nan() && !own.is_nan())
     }
+}
+
+/// Divergences of a network that says the same of everything: the mean of the dense outputs, of logits that of
+/// the softmax.
+pub(crate) fn of_the_mean(kind: Outputs, dense: &[Tensor<2>]) -> Result<Divergences, PruneError> {
+    let mut divergences = Divergences::default();
+    let Some(first) = dense.first() else {
+        return Ok(divergences);
+    };
+    let [_, width] = first.dims();
+    let all = Tensor::cat(dense.to_vec(), 0).cast(FloatDType::F32);
+    let mean = match kind {
+        Outputs::Logits if width > 1 => softmax(all, 1).mean_dim(0).clamp_min(1e-30).log(),
+        _ => all.mean_dim(0),
+    };
+    let mean = mean.cast(FloatDType::from(first.dtype()));
+    for (batch, dense) in dense.iter().enumerate() {
+        let [places, _] = dense.dims();
+        divergences.add(kind, batch, dense, &mean.clone().expand([places, width]))?;
+    }
+    Ok(divergences)
 }
 
 fn half_squares(p: &[f32], q: &[f32]) -> f64 {

@@ -309,7 +309,7 @@ impl Pruner {
                 true => Candidate::Configured,
                 false => Candidate::Magnitude,
             };
-            let seen = |kept: &[bool], outputs: Option<&[Tensor<2>]>| {
+            let seen = |kept: &[bool], how: Candidate, outputs: Option<&[Tensor<2>]>| {
                 let setting = Setting {
                     pruner: self,
                     selection: &selection,
@@ -324,10 +324,24 @@ impl Pruner {
             shares = Shares::Magnitude;
             // What is wrong with the inputs, the walk through all of them says of its layer or batch.
             if adaptive != magnitude
-                && let Ok(whole) = seen(&magnitude, None)
-                && let Ok(by_layer) = seen(&adaptive, Some(&whole.dense))
+                && let Ok(whole) = seen(&magnitude, how, None)
+                && let Ok(by_layer) = seen(&adaptive, how, Some(&whole.dense))
             {
-                let is_below = by_layer.divergences.are_below(&whole.divergences);
+                let outputs = &whole.dense;
+                let mut is_below = by_layer.divergences.are_below(&whole.divergences);
+                // Two that are hardly better than a network that says one thing of everything: which of them is
+                // less lost says nothing of what fitted values make of it.
+                let lost = 0.5
+                    * candidates::of_the_mean(self.outputs, &outputs[judges_few.clone()])?.mean();
+                let least = f64::min(whole.divergences.mean(), by_layer.divergences.mean());
+                if how == Candidate::Magnitude
+                    && self.refit
+                    && !(least < lost)
+                    && let Ok(whole) = seen(&magnitude, Candidate::MagnitudeFitted, Some(outputs))
+                    && let Ok(by_layer) = seen(&adaptive, Candidate::MagnitudeFitted, Some(outputs))
+                {
+                    is_below = by_layer.divergences.are_below(&whole.divergences);
+                }
                 let mut least = whole.divergences;
                 if is_below {
                     shares = Shares::Lamp;
@@ -406,6 +420,7 @@ impl Pruner {
                 passes,
                 progress: self.progress,
                 deadline,
+                outputs: self.outputs,
                 steps: division::steps(&dense, &forward, &batches[..fitted], &outputs)?,
             };
             let judge = |tuned: M| {
@@ -425,7 +440,23 @@ impl Pruner {
                 attempt.model = tuned;
             }
         }
+        let judged: Vec<Tensor<2>> = setting
+            .judges
+            .clone()
+            .map(|at| outputs[at].clone())
+            .collect();
+        let constant = candidates::of_the_mean(self.outputs, &judged)?.mean();
+        let least = tried.least().mean();
+        if !(least < constant) {
+            tracing::warn!(
+                divergence = least,
+                constant,
+                "the pruned network is no nearer to the dense one than one answer for every input: keep more \
+                 weights, or train it"
+            );
+        }
         let report = LayerwiseReport {
+            constant_divergence: constant,
             shares,
             chosen: tried.chosen(),
             can_tell: tried.can_tell(),

@@ -34,6 +34,10 @@ pub struct LayerwiseReport {
     /// Whether the held-out examples tell the chosen candidate from every other one: their mean
     /// divergences differ by more than two standard errors. True where there is only one candidate.
     pub can_tell: bool,
+    /// The divergence of a network with one answer for everything, the mean of the dense network's. A pruned
+    /// one that has no less has lost what the dense one knew.
+    #[serde(default)]
+    pub constant_divergence: f64,
     /// Examples that layers were fitted to.
     pub calibration_examples: usize,
     /// Examples that only judged.
@@ -71,6 +75,15 @@ impl fmt::Display for LayerwiseReport {
         } else {
             ", within the noise"
         };
+        let chosen = self.candidates.iter();
+        let mut chosen = chosen.filter(|one| one.candidate == self.chosen);
+        if chosen.any(|one| one.divergence >= self.constant_divergence) {
+            let constant = self.constant_divergence;
+            writeln!(
+                f,
+                "  no nearer than one answer for everything, {constant:.5}"
+            )?;
+        }
         write!(
             f,
             "  shares by {:?}, fitted to {} examples, judged on {} others{noise}; {:.1} s",

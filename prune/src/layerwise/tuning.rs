@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_graph::Tensors;
 use burn_lean_reparam::{each_float, join_copies, map_with_path};
@@ -13,8 +14,9 @@ use burn_lean_reparam::{each_float, join_copies, map_with_path};
 use crate::host::{bar, read};
 use crate::layerwise::candidates::{Divergences, logits};
 use crate::layerwise::division::{Part, first_dimension, rows};
+use crate::layerwise::{Candidate, Outputs};
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
-use crate::{Masks, PruneError, Selection, layerwise::Candidate};
+use crate::{Masks, PruneError, Selection};
 
 /// The highest learning rate of AdamW, as a share of the root mean square of the kept weights.
 const RATE: f64 = 0.01;
@@ -23,6 +25,8 @@ const RATE: f64 = 0.01;
 const TRIAL: usize = 4;
 /// Steps that a trial needs to say anything.
 const TRIAL_STEPS: usize = 24;
+/// Nats from the dense network from which on their divergence is tried as the loss, too.
+const FAR: f64 = 0.1;
 
 /// What [`Tuning::tune`] needs to know.
 pub(crate) struct Tuning<'a> {
@@ -40,8 +44,21 @@ pub(crate) struct Tuning<'a> {
     pub(crate) progress: bool,
     /// When to stop.
     pub(crate) deadline: Option<Instant>,
+    /// What the outputs are.
+    pub(crate) outputs: Outputs,
     /// The steps of a pass: a batch, and which of its examples; see [`steps`](super::division::steps).
     pub(crate) steps: Vec<(usize, Range<usize>)>,
+}
+
+/// What is made small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// Half the squared distance of the outputs. Their divergence is near zero for examples that the dense
+    /// network is sure of, most of those that it was trained on, and follows the few others.
+    Distance,
+    /// The divergence of the outputs' distributions: of a network that is far from the dense one, logits are too
+    /// much to ask for.
+    Divergence,
 }
 
 impl Tuning<'_> {
@@ -49,7 +66,8 @@ impl Tuning<'_> {
     /// behind `before` then by more than a standard error. And the number of steps that were taken.
     ///
     /// The trial is a whole course of its own, its last steps as small as any: a course that is cut off
-    /// would say nothing, since its rate is still high there.
+    /// would say nothing, since its rate is still high there. Far from the dense network there is a second one,
+    /// with the divergence as its loss, and the rest goes on with the loss that did better.
     pub(crate) fn tune_while_it_helps<M: Module, I: Tensors, O: Tensors>(
         &self,
         model: &M,
@@ -67,14 +85,26 @@ impl Tuning<'_> {
         } else {
             self.passes
         };
-        let (tuned, mut steps) = self.tune(trial, model, forward, batches, dense)?;
-        let first = judge(tuned)?;
+        let mut loss = Loss::Distance;
+        let (tuned, mut steps) = self.tune(trial, loss, model, forward, batches, dense)?;
+        let mut first = judge(tuned)?;
+        let is_distribution = self.outputs == Outputs::Logits;
+        let is_distribution = is_distribution && dense.iter().all(|one| one.dims()[1] > 1);
+        if is_distribution && before.mean() > FAR && !self.is_late() {
+            let other = Loss::Divergence;
+            let (tuned, taken) = self.tune(trial, other, model, forward, batches, dense)?;
+            steps += taken;
+            let second = judge(tuned)?;
+            if second.1.are_below(&first.1) {
+                (first, loss) = (second, other);
+            }
+        }
         let (behind, error) = before.behind(&first.1);
         if trial == self.passes || behind > error || self.is_late() {
             return Ok((first, steps));
         }
         let rest = self.passes - trial;
-        let (tuned, taken) = self.tune(rest, &first.0, forward, batches, dense)?;
+        let (tuned, taken) = self.tune(rest, loss, &first.0, forward, batches, dense)?;
         steps += taken;
         let last = judge(tuned)?;
         let best = match last.1.are_below(&first.1) {
@@ -92,12 +122,11 @@ impl Tuning<'_> {
     /// A copy of `model`, tuned in so many passes over `batches` towards the dense network's outputs for
     /// them, and the number of steps that were taken.
     ///
-    /// The loss is the squared distance of the outputs: their divergence is near zero for examples that
-    /// the dense network is sure of, most of those that it was trained on, and follows the few others.
     /// BatchNorm works on the statistics of the batch.
     fn tune<M: Module, I: Tensors, O: Tensors>(
         &self,
         passes: usize,
+        loss: Loss,
         model: &M,
         forward: &impl Fn(&M, I) -> O,
         batches: &[I],
@@ -146,7 +175,7 @@ impl Tuning<'_> {
                 });
                 let outputs = logits(&forward(&student, inputs))?;
                 let target = rows(&dense[*batch], examples, all);
-                let loss = distance(target, outputs);
+                let loss = loss.of(target, outputs);
                 if !loss.is_tracked() {
                     // What trains is not what the forward pass reads.
                     return Ok((model.valid(), 0));
@@ -191,15 +220,30 @@ fn stride(count: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// Half the squared distance, the mean over all outputs; between equal ones, also infinite, there is none.
-fn distance(dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
-    let in_f32 = |tensor: Tensor<2>| match tensor.dtype() {
-        DType::F32 => tensor,
-        _ => tensor.cast(FloatDType::F32),
-    };
-    let (dense, pruned) = (in_f32(dense).autodiff(), in_f32(pruned));
-    let equal = pruned.clone().equal(dense.clone());
-    (pruned - dense).mask_fill(equal, 0.0).square().mean() * 0.5
+impl Loss {
+    /// The mean over all outputs, or over all distributions; of equal ones, also infinite, there is none.
+    fn of(self, dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
+        let in_f32 = |tensor: Tensor<2>| match tensor.dtype() {
+            DType::F32 => tensor,
+            _ => tensor.cast(FloatDType::F32),
+        };
+        let (dense, pruned) = (in_f32(dense), in_f32(pruned));
+        match self {
+            Self::Distance => {
+                let dense = dense.autodiff();
+                let equal = pruned.clone().equal(dense.clone());
+                (pruned - dense).mask_fill(equal, 0.0).square().mean() * 0.5
+            }
+            Self::Divergence => {
+                let width = dense.dims()[1] as f64;
+                let (p, logs) = (softmax(dense.clone(), 1), log_softmax(dense, 1));
+                let never = p.clone().equal_elem(0.0).autodiff();
+                let (p, logs) = (p.autodiff(), logs.autodiff());
+                let nats = p * (logs - log_softmax(pruned, 1));
+                nats.mask_fill(never, 0.0).mean() * width
+            }
+        }
+    }
 }
 
 /// Values of float parameters, from one model into another.
@@ -223,5 +267,47 @@ impl ModuleMapper for Values {
             Some(value) => param.map(|old| value.clone().reshape(old.shape())),
             None => param,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn losses_and_their_gradients_are_the_formulas() {
+        let device = Device::flex();
+        let dense = Tensor::<2>::from_data([[3.0f32.ln(), 0.0], [f32::NEG_INFINITY, 2.0]], &device);
+        let at = || {
+            let device = device.clone().autodiff();
+            let pruned = [[0.0, 0.0], [f32::NEG_INFINITY, 5.0]];
+            Tensor::<2>::from_data(pruned, &device).require_grad()
+        };
+        let of = |loss: Loss| {
+            let pruned = at();
+            let value = loss.of(dense.clone(), pruned.clone());
+            let gradient = pruned.grad(&value.backward()).unwrap();
+            let gradient = gradient.into_data().try_to_vec::<f32>().unwrap();
+            (value.into_scalar::<f32>(), gradient)
+        };
+        // KL of (3/4, 1/4) from (1/2, 1/2), and 0: the mean of two. Its gradient is (q − p) / 2.
+        let (value, gradient) = of(Loss::Divergence);
+        let expected = 0.5 * (0.75 * 1.5f32.ln() + 0.25 * 0.5f32.ln());
+        assert!((value - expected).abs() < 1e-6, "{value}");
+        let expected = [-0.125, 0.125, 0.0, 0.0];
+        let off = gradient.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        assert!(off.fold(0.0, f32::max) < 1e-6, "{gradient:?}");
+        // Half the squares, the mean of four; its gradient is the distance over 4.
+        let (value, gradient) = of(Loss::Distance);
+        let first = 3.0f32.ln();
+        assert!(
+            (value - (first * first + 9.0) / 8.0).abs() < 1e-6,
+            "{value}"
+        );
+        let expected = [-first / 4.0, 0.0, 0.0, 0.75];
+        let off = gradient.iter().zip(expected).map(|(a, b)| (a - b).abs());
+        assert!(off.fold(0.0, f32::max) < 1e-6, "{gradient:?}");
     }
 }

@@ -356,12 +356,19 @@ impl<M: Module, I: Tensors, O: Tensors, F: Fn(&M, I) -> O> Cuts<'_, M, I, F> {
             .enumerate()
             .filter(|(_, units)| !units.is_empty())
         {
-            let mut alone = vec![HashSet::new(); gone.len()];
-            alone[index].extend(units.iter().min());
-            match probing.cut(groups, &alone, &none) {
-                Ok(_) => {}
-                Err(PruneError::CannotShrink { .. }) => written.push(index),
-                Err(other) => return Err(other),
+            // A size that is half of another one, say, still fits where one unit goes, and not where all do.
+            let one = units.iter().min().copied().into_iter().collect();
+            for probe in [one, units.clone()] {
+                let mut alone = vec![HashSet::new(); gone.len()];
+                alone[index] = probe;
+                match probing.cut(groups, &alone, &none) {
+                    Ok(_) => {}
+                    Err(PruneError::CannotShrink { .. }) => {
+                        written.push(index);
+                        break;
+                    }
+                    Err(other) => return Err(other),
+                }
             }
         }
         Ok(written)

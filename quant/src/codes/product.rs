@@ -301,7 +301,11 @@ mod tests {
     fn a_device_that_multiplies_the_floats_of_codes_is_not_looked_at_at_every_use() {
         let device = Device::flex();
         let quantized = quantized();
-        let codes: Vec<i32> = quantized.codes().iter().map(|code| code / 2).collect();
+        let codes: Vec<i32> = quantized
+            .codes()
+            .iter()
+            .map(|code| i32::from(*code / 2))
+            .collect();
         let scheme = quantized.scheme().clone();
         let other =
             QuantizedTensor::new(codes, vec![96, 10], vec![0.01], vec![0.0], scheme).unwrap();

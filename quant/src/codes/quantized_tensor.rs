@@ -31,7 +31,8 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Parts")]
 pub struct QuantizedTensor {
-    codes: Vec<i32>,
+    /// Of at most 8 bits, signed or not.
+    codes: Vec<i16>,
     shape: Vec<usize>,
     scale: Vec<f32>,
     zero_point: Vec<f32>,
@@ -142,7 +143,7 @@ impl QuantizedTensor {
             });
         }
         Ok(Self {
-            codes,
+            codes: codes.into_iter().map(|code| code as i16).collect(),
             shape,
             scale,
             zero_point,
@@ -161,7 +162,7 @@ impl QuantizedTensor {
             .filter_map(|(index, zero)| zero.then_some(index))
         {
             self.codes[index] = match self.scheme.format.is_int() {
-                true => self.zero_point[groups.of_element(index)] as i32,
+                true => self.zero_point[groups.of_element(index)] as i16,
                 false => 0,
             };
         }
@@ -182,17 +183,19 @@ impl QuantizedTensor {
             });
         };
         let groups = self.scheme.group_shape(&self.shape)?;
-        Self::new(
-            transposed(&self.codes, rows, columns),
-            vec![columns, rows],
-            transposed(&self.scale, groups[0], groups[1]),
-            transposed(&self.zero_point, groups[0], groups[1]),
+        let shape = vec![columns, rows];
+        scheme.validate(&shape)?;
+        Ok(Self {
+            codes: transposed(&self.codes, rows, columns),
+            shape,
+            scale: transposed(&self.scale, groups[0], groups[1]),
+            zero_point: transposed(&self.zero_point, groups[0], groups[1]),
             scheme,
-        )
+        })
     }
 
     /// The codes, row-major.
-    pub fn codes(&self) -> &[i32] {
+    pub fn codes(&self) -> &[i16] {
         &self.codes
     }
 
@@ -283,7 +286,8 @@ impl QuantizedTensor {
             });
         }
         let qparams = self.qparams(device);
-        let codes = TensorData::new(self.codes.clone(), self.shape.clone());
+        let codes: Vec<i32> = self.codes.iter().copied().map(i32::from).collect();
+        let codes = TensorData::new(codes, self.shape.clone());
         let codes = Tensor::from_data(codes, device);
         Ok(from_codes(codes, &qparams, &self.scheme))
     }

@@ -51,7 +51,7 @@ impl QuantizedTensor {
 
     /// The codes as numbers, of scale 1.
     fn as_codes(&self) -> Result<Self, QuantError> {
-        let codes = self.codes().to_vec();
+        let codes = self.codes().iter().copied().map(i32::from).collect();
         let scheme = code_scheme(self.scheme());
         Self::new(codes, self.shape().to_vec(), vec![1.0], vec![0.0], scheme)
     }

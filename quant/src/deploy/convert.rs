@@ -175,6 +175,7 @@ impl ConvertConfig {
             dtypes: HashMap::new(),
             exact: HashMap::new(),
             codes: HashMap::new(),
+            held: HashSet::new(),
             error: None,
         };
         let model = map_with_path(model, &mut converter);
@@ -186,6 +187,7 @@ impl ConvertConfig {
             mut dtypes,
             mut exact,
             mut codes,
+            held,
             ..
         } = converter;
         let model = unlink_before::<WeightQuantizer, _>(model, |path| {
@@ -197,6 +199,7 @@ impl ConvertConfig {
             let dtype = parameter.as_ref().and_then(|path| dtypes.remove(path));
             let exact = parameter.as_ref().and_then(|path| exact.remove(path));
             let codes = parameter.as_ref().and_then(|path| codes.remove(path));
+            let is_held = parameter.as_ref().is_some_and(|path| held.contains(path));
             let mut quantizer = located.quantizer;
             if let Some((dtype, dequantize)) = dtype {
                 quantizer = quantizer.with_dtype(dtype).with_dequantize(dequantize);
@@ -204,6 +207,8 @@ impl ConvertConfig {
             match (exact, codes) {
                 (_, Some(qparams)) => quantizer.with_codes(qparams),
                 (Some(qparams), None) => quantizer.with_qparams(qparams),
+                // Burn's tensor has the scales; in a record its range would take as much again.
+                (None, None) if is_held => quantizer.without_range(),
                 (None, None) => quantizer,
             }
         });
@@ -235,6 +240,8 @@ struct Converter<'a> {
     exact: HashMap<String, QuantParams>,
     /// Scales and zero points of those that are stored as codes.
     codes: HashMap<String, QuantParams>,
+    /// Those that Burn's quantized tensors hold, scales and all.
+    held: HashSet<String>,
     error: Option<QuantError>,
 }
 
@@ -306,7 +313,10 @@ impl Converter<'_> {
         let (tensor, outcome) = match kept {
             Ok(stored) => {
                 let tensor = match stored {
-                    Stored::Values(values) => values,
+                    Stored::Values(values) => {
+                        self.held.insert(path.clone());
+                        values
+                    }
                     Stored::Codes(codes) => {
                         self.codes.insert(path.clone(), quantized.qparams(&device));
                         codes

@@ -29,6 +29,7 @@
 //! ```
 
 pub(crate) mod activations;
+mod attach;
 mod config;
 mod load;
 mod save;

@@ -283,6 +283,21 @@ impl FakeQuantize {
         })
     }
 
+    /// As before it observed anything: of a weight that holds scale and zero point itself.
+    pub(crate) fn without_range(self) -> Self {
+        self.edit(|state| {
+            let zeros = |of: Tensor<1>| of.zeros_like();
+            let Range { min, max } = state.observer.range();
+            state.observer.set_range(Range {
+                min: zeros(min),
+                max: zeros(max),
+            });
+            state.control.observed = false;
+            state.control.exact = false;
+            state.control.codes = false;
+        })
+    }
+
     pub(crate) fn with_listener(mut self, listener: Option<Listener>) -> Self {
         self.listener = listener;
         self

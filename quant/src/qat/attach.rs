@@ -11,7 +11,7 @@ use crate::model::column_layout;
 /// Attaches the quantizers that a [`QatConfig`](crate::QatConfig) made for a model.
 #[derive(Debug)]
 pub struct AttachQuantizers {
-    pub(super) quantizers: HashMap<String, WeightQuantizer>,
+    pub(crate) quantizers: HashMap<String, WeightQuantizer>,
 }
 
 impl Reparameterizer for AttachQuantizers {

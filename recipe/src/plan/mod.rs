@@ -34,7 +34,8 @@ pub enum Format {
     Record,
     /// Packed codes and scales, floats as they are.
     Safetensors,
-    /// ONNX, quantized layers as codes.
+    /// ONNX, quantized layers as codes. What ONNX cannot say, numbers that are no integers, stays a float there:
+    /// the file is another model than its row then, and a warning names what it is.
     Onnx,
 }
 

@@ -112,6 +112,14 @@ impl State {
         };
         match path.exists() {
             false => {
+                // Nothing would say whose stages these are.
+                let entries = std::fs::read_dir(folder)
+                    .map_err(|error| RecipeError::io("cannot read", folder, error))?;
+                let mut stages = entries.flatten().map(|entry| entry.path().join(STAGE));
+                if stages.any(|stage| stage.is_file()) {
+                    let reason = "it is missing, and finished stages are beside it";
+                    return Err(RecipeError::run_file(&path, reason));
+                }
                 let text = serde_json::to_vec_pretty(&here);
                 FILES.write(
                     &path,

@@ -6,10 +6,10 @@ use burn::backend::ir::{
 };
 use burn_lean_graph::Node;
 
-use super::{Written, to_ints};
+use super::{Unwritten, Written, to_ints};
 use crate::Edge;
 use crate::export::Writer;
-use crate::export::data::is_f32;
+use crate::export::data::{HostTensor, is_f32};
 use crate::export::products::{Execution, LayerReport, Product};
 use crate::onnx::Attribute;
 
@@ -20,7 +20,7 @@ macro_rules! conv_transpose {
             let pads = [p.padding, p.padding].concat();
             let mut at = attributes(&p.stride, &p.dilation, &pads, p.groups);
             at.push(Attribute::Ints("output_padding", to_ints(&p.padding_out)));
-            self.product(&Product {
+            self.with_shift(Product {
                 node,
                 x: &o.x,
                 weight: &o.weight,
@@ -69,7 +69,7 @@ impl<'a> Writer<'a> {
         if let Some(norm) = self.foldable(node, weight, bias, out) {
             return self.folded(node, x, weight, bias, norm, attributes);
         }
-        let product = Product {
+        self.with_shift(Product {
             node,
             x,
             weight,
@@ -77,8 +77,64 @@ impl<'a> Writer<'a> {
             out,
             convolution: Some(attributes),
             is_transposed: false,
+        })
+    }
+
+    /// A convolution, with the β that a folded normalization leaves behind one without bias.
+    fn with_shift(&mut self, mut product: Product<'a>) -> Written {
+        let norm = match product.bias {
+            None => self.shift_behind(product.node, product.out),
+            Some(_) => None,
         };
-        self.product(&product)
+        product.bias = product.bias.or(norm.map(|norm| &norm.beta));
+        self.product(&product)?;
+        if let Some(norm) = norm {
+            let name = self.operand(product.out)?;
+            self.set(&norm.out, name);
+            self.folded.insert(norm.out.id);
+        }
+        Ok(())
+    }
+
+    /// The batch normalization that alone reads a convolution, where it adds β and does no more.
+    fn shift_behind(&self, node: Node<'a>, out: &TensorIr) -> Option<&'a BatchNormOpIr> {
+        let mut readers = node.readers();
+        let (reader, none) = (readers.next()?, readers.next());
+        let between = Edge {
+            node: reader.index(),
+            operand: 0,
+        };
+        if none.is_some()
+            || self.graph.outputs().contains(&out.id)
+            || self.quantization.activation(between, None).is_some()
+        {
+            return None;
+        }
+        match reader.operation() {
+            OperationIr::Module(ModuleOperationIr::BatchNorm(norm))
+                if norm.x.id == out.id && self.is_shift(norm) =>
+            {
+                Some(norm)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether γ / √(σ² + ε) is 1 and µ is 0, in every channel: what `fold_for` leaves of a normalization.
+    fn is_shift(&self, norm: &BatchNormOpIr) -> bool {
+        let epsilon: f32 = norm.epsilon.elem();
+        let all = |tensor: &TensorIr, is: &dyn Fn(f32) -> bool| {
+            is_f32(tensor)
+                && self
+                    .constant(tensor)
+                    .and_then(|values| values.floats().ok())
+                    .is_some_and(|values| values.into_iter().all(is))
+        };
+        is_f32(&norm.x)
+            && all(&norm.gamma, &|gamma| gamma == 1.0)
+            && all(&norm.variance, &|variance| variance + epsilon == 1.0)
+            && all(&norm.mean, &|mean| mean == 0.0)
+            && all(&norm.beta, &|_| true)
     }
 
     /// The batch normalization that alone reads a convolution of floats.
@@ -135,9 +191,10 @@ impl<'a> Writer<'a> {
         norm: &BatchNormOpIr,
         attributes: Vec<Attribute>,
     ) -> Written {
-        let floats = |tensor: &TensorIr| {
-            let values = self.constant(tensor).map(|constant| constant.floats());
-            values.ok_or("a constant of its batch normalization is missing")
+        let floats = |tensor: &TensorIr| -> Result<Vec<f32>, Unwritten> {
+            let values = self.constant(tensor);
+            let values = values.ok_or("a constant of its batch normalization is missing")?;
+            Ok(values.floats()?)
         };
         let (gamma, beta) = (floats(&norm.gamma)?, floats(&norm.beta)?);
         let (mean, variance) = (floats(&norm.mean)?, floats(&norm.variance)?);
@@ -184,6 +241,16 @@ impl<'a> Writer<'a> {
 
     pub(super) fn batch_norm(&mut self, o: &BatchNormOpIr) -> Written {
         if self.folded.contains(&o.out.id) {
+            return Ok(());
+        }
+        // Folded into the layer before it. A node that does nothing keeps runtimes from fusing their own.
+        let is_zero = |beta: &HostTensor| {
+            beta.floats()
+                .is_ok_and(|beta| beta.into_iter().all(|beta| beta == 0.0))
+        };
+        if self.is_shift(o) && self.constant(&o.beta).is_some_and(is_zero) {
+            let name = self.operand(&o.x)?;
+            self.set(&o.out, name);
             return Ok(());
         }
         let tensors = [&o.x, &o.gamma, &o.beta, &o.mean, &o.variance];

@@ -4,7 +4,6 @@ use burn::backend::ir::TensorIr;
 use burn_lean_graph::Node;
 use burn_lean_quant::integer::Grid;
 
-use super::codes::pack;
 use crate::export::data::check_scaled;
 use crate::export::lower::Unwritten;
 use crate::export::{Form, Writer};
@@ -104,7 +103,7 @@ impl Writer<'_> {
             false => (ElementType::U8, (-shift, 255 - shift)),
         };
         let scale = self.floats("scale", &[], &[grid.scale]);
-        let zero = pack(&[grid.zero_point + shift], element);
+        let zero = vec![(grid.zero_point + shift) as u8];
         let zero_point = self.initializer("zero_point", element, &[], zero);
         let codes = self.written_once(key, |writer| {
             let x = match range == (grid.quant_min, grid.quant_max) {

@@ -7,7 +7,7 @@ use crate::export::weights::{Codes, Spread};
 pub(super) fn dequantized(codes: &Codes) -> Vec<f32> {
     let shape = &codes.shape;
     let columns = shape.last().copied().unwrap_or(1);
-    let value = |(index, code): (usize, &i32)| {
+    let value = |(index, code): (usize, &i16)| {
         let group = match &codes.scale {
             Spread::Tensor(_) => 0,
             Spread::Axis(axis, _) => {
@@ -19,7 +19,7 @@ pub(super) fn dequantized(codes: &Codes) -> Vec<f32> {
             Spread::Tensor(scale) => *scale,
             Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales[group],
         };
-        (code - codes.zero_point[group]) as f32 * scale
+        f32::from(code - codes.zero_point[group]) * scale
     };
     codes.codes.iter().enumerate().map(value).collect()
 }
@@ -34,7 +34,7 @@ pub(super) fn code_type(codes: &Codes) -> ElementType {
 }
 
 /// Codes as bytes, those of 4 bits two in a byte, low half first.
-pub(super) fn pack(codes: &[i32], element: ElementType) -> Vec<u8> {
+pub(super) fn pack(codes: &[i16], element: ElementType) -> Vec<u8> {
     match element {
         ElementType::I4 | ElementType::U4 => codes
             .chunks(2)

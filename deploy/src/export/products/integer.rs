@@ -1,7 +1,6 @@
 //! Products of codes.
 
 use super::activation::Reader;
-use super::codes::pack;
 use super::{Execution, Product};
 use crate::export::Writer;
 use crate::export::weights::{Codes, Spread};
@@ -99,7 +98,7 @@ impl Writer<'_> {
             let bias = match (product.axes_behind(), self.constant(bias)) {
                 (0, _) | (_, None) => self.operand(bias)?,
                 (_, Some(values)) => {
-                    let values = values.floats();
+                    let values = values.floats()?;
                     let of = self.constant_name(bias.id);
                     self.floats(&of, &behind, &values)
                 }
@@ -118,20 +117,20 @@ impl Writer<'_> {
         shape: &[usize],
     ) -> Vec<String> {
         let path = &codes.path;
-        let parts: Vec<Vec<i32>> = match self.limits.narrow_products && codes.largest() > 64 {
-            false => vec![codes.codes.clone()],
-            true => {
-                let half = codes.codes.iter().map(|code| code >> 1);
-                let rest = codes.codes.iter().map(|code| code - (code >> 1));
-                vec![half.collect(), rest.collect()]
-            }
-        };
+        let whole = |code: i16| code;
+        let half = |code: i16| code >> 1;
+        let rest = |code: i16| code - (code >> 1);
+        let parts: &[&dyn Fn(i16) -> i16] =
+            match self.limits.narrow_products && codes.largest() > 64 {
+                false => &[&whole],
+                true => &[&half, &rest],
+            };
         let tensor = product.weight.id;
         let mut names = Vec::new();
         for (number, part) in parts.iter().enumerate() {
             let key = format!("integer {tensor} {number}");
             let name = self.written_once(key, |writer| {
-                let bytes = pack(part, ElementType::I8);
+                let bytes = codes.codes.iter().map(|code| part(*code) as u8).collect();
                 writer.initializer(&format!("{path}.codes"), ElementType::I8, shape, bytes)
             });
             names.push(name);

@@ -92,8 +92,15 @@ impl<'a> Writer<'a> {
         };
         let activation = self.quantization.activation(edge(0), path.as_deref());
         let other = self.quantization.activation(edge(1), None);
+        let unrounded = match activation {
+            None => path
+                .as_deref()
+                .and_then(|path| self.quantization.unrounded_input(path)),
+            Some(_) => None,
+        };
         let form = self.form;
-        let rounds = form == Form::Qdq && (activation.is_some() || other.is_some());
+        let qdq = matches!(form, Form::Qdq | Form::QdqSigned);
+        let rounds = qdq && (activation.is_some() || other.is_some());
         if codes.is_some() || rounds {
             check_scaled(product.x, path.as_deref().unwrap_or(node.name()))?;
         }
@@ -103,20 +110,20 @@ impl<'a> Writer<'a> {
             }
             (Form::Float, None) => (self.plain(product)?, as_floats, why_float),
             (Form::Float, Some(_)) => (self.plain(product)?, Execution::DequantizedOnce, None),
-            (Form::Qdq, _) => {
+            (Form::Qdq | Form::QdqSigned, _) => {
                 let name = self.with_qdq(product, codes, activation, other)?;
-                (name, Execution::Qdq, why_float)
+                (name, Execution::Qdq, why_float.or(unrounded))
             }
             (Form::Integer, None) => {
                 let why = why_float.unwrap_or_else(|| "its weight is not quantized".into());
                 (self.plain(product)?, as_floats, Some(why))
             }
             (Form::Integer, Some(codes)) => match self.integer(product, codes, activation)? {
-                Ok((name, execution)) => (name, execution, None),
+                Ok((name, execution)) => (name, execution, unrounded),
                 Err(reason) => (
                     self.plain(product)?,
                     Execution::DequantizedOnce,
-                    Some(reason.into()),
+                    Some(unrounded.unwrap_or_else(|| reason.into())),
                 ),
             },
         };
@@ -191,12 +198,12 @@ impl<'a> Writer<'a> {
         let elements = table.shape.num_elements();
         let (name, execution, reason, weight_bytes) = match self.form {
             // Of blocks within a row ONNX would have as many scales as codes.
-            Form::Qdq if !matches!(codes.scale, Spread::Blocks(1, _)) => {
+            Form::Qdq | Form::QdqSigned if !matches!(codes.scale, Spread::Blocks(1, _)) => {
                 let name = self.quantized_rows(table, codes, indices, out);
                 let bits = if codes.bits <= 4 { 4 } else { 8 };
                 (name, Execution::Qdq, None, elements * bits / 8)
             }
-            Form::Qdq | Form::Float | Form::Integer => {
+            Form::Qdq | Form::QdqSigned | Form::Float | Form::Integer => {
                 let floats = self.weight(table)?;
                 let reason = Some("rows are taken of floats".into());
                 let bytes = elements * table.dtype.size();

@@ -6,9 +6,10 @@ use super::Product;
 use super::activation::Reader;
 use super::codes::{code_type, pack};
 use crate::export::Writer;
+use crate::export::data::HostTensor;
 use crate::export::weights::{Codes, Spread};
 use crate::onnx::Attribute;
-use crate::{ActivationQuantization, DeployError, ElementType};
+use crate::{ActivationQuantization, DeployError, ElementType, Form};
 
 impl Writer<'_> {
     /// With `QuantizeLinear` and `DequantizeLinear` at its operands.
@@ -46,12 +47,13 @@ impl Writer<'_> {
             None => None,
             Some(bias) => {
                 // Steps of 4 bits are coarse for a bias, and nobody multiplies such codes as integers.
-                let fine = codes.filter(|codes| codes.bits > 4);
+                let fine = codes.filter(|codes| codes.bits > 4 && self.form == Form::Qdq);
                 let scales = fine.and_then(|codes| codes.scales_along(product.channel_axis()));
                 let grid: Option<Vec<f32>> = scales
                     .zip(scale)
                     .map(|(scales, x)| scales.iter().map(|scale| scale * x).collect());
-                match grid.and_then(|grid| self.bias_codes(bias, &grid)) {
+                let written = grid.map(|grid| self.bias_codes(bias, &grid)).transpose()?;
+                match written.flatten() {
                     Some(name) => Some(name),
                     None => Some(self.operand(bias)?),
                 }
@@ -61,16 +63,16 @@ impl Writer<'_> {
     }
 
     /// A bias in I32, in steps of the products; `None` where it does not fit, or is no constant.
-    fn bias_codes(&mut self, bias: &TensorIr, grid: &[f32]) -> Option<String> {
-        let values = self.constant(bias)?.floats();
-        if values.len() != grid.len() {
-            return None;
-        }
+    fn bias_codes(&mut self, bias: &TensorIr, grid: &[f32]) -> Result<Option<String>, DeployError> {
+        let values = self.constant(bias).map(HostTensor::floats).transpose()?;
+        let Some(values) = values.filter(|values| values.len() == grid.len()) else {
+            return Ok(None);
+        };
         let mut codes = Vec::with_capacity(values.len());
         for (value, step) in values.iter().zip(grid) {
             let code = f64::from(*value) / f64::from(*step);
             if !(code.abs() < f64::from(i32::MAX)) {
-                return None;
+                return Ok(None);
             }
             codes.push(code.round_ties_even() as i32);
         }
@@ -80,7 +82,8 @@ impl Writer<'_> {
         let codes = self.initializer(&format!("{name}.codes"), ElementType::I32, &of, bytes);
         let scale = self.floats(&format!("{name}.scale"), &of, grid);
         let axis = vec![Attribute::Int("axis", 0)];
-        Some(self.emit("DequantizeLinear", vec![codes, scale], &name, axis))
+        let bias = self.emit("DequantizeLinear", vec![codes, scale], &name, axis);
+        Ok(Some(bias))
     }
 
     /// Rows of a quantized table. Where they have a scale each, or all have one, codes are taken and
@@ -121,20 +124,31 @@ impl Writer<'_> {
     /// The codes of a weight, and the nodes that dequantize them.
     ///
     /// ONNX Runtime fuses a product with the node that dequantizes bytes for it, and takes scales of blocks for
-    /// those of columns: such a matrix is stored by columns, and turned after it is dequantized.
+    /// those of columns: such a matrix is stored by columns, and turned after it is dequantized. Of a stack of
+    /// matrices with a scale for each column it fuses what it then refuses to run: it is stored as one matrix.
     fn dequantized_weight(&mut self, tensor: &TensorIr, codes: &Codes) -> String {
         let key = format!("qdq {}", tensor.id);
         self.written_once(key, |writer| {
             let (inputs, attributes) = writer.stored(tensor, codes);
             let name = writer.emit("DequantizeLinear", inputs, &codes.path, attributes);
             match is_turned(codes) {
-                false => name,
+                false => writer.stacked(name, codes),
                 true => {
                     let order = vec![Attribute::Ints("perm", vec![1, 0])];
                     writer.emit("Transpose", vec![name], "Transpose", order)
                 }
             }
         })
+    }
+
+    /// What was stored as one matrix, as the stack that it is.
+    fn stacked(&mut self, name: String, codes: &Codes) -> String {
+        if !is_flattened(codes) {
+            return name;
+        }
+        let shape: Vec<i64> = codes.shape.iter().map(|size| *size as i64).collect();
+        let shape = self.ints(&shape);
+        self.emit("Reshape", vec![name, shape], "Reshape", vec![])
     }
 
     /// A weight of bytes with scales along another axis than that of the output channels.
@@ -150,10 +164,11 @@ impl Writer<'_> {
     ) -> String {
         self.written_once(format!("scaled {}", tensor.id), |writer| {
             let (stored, _) = writer.stored(tensor, codes);
-            let shift = shift(codes);
+            let shift = writer.shift(codes);
             let mut shape = vec![1; codes.shape.len()];
             shape[axis] = scales.len();
-            let mut steps = writer.cast_to(stored[0].clone(), ElementType::F32);
+            let whole = writer.stacked(stored[0].clone(), codes);
+            let mut steps = writer.cast_to(whole, ElementType::F32);
             if shift != 0 || !codes.is_symmetric() {
                 let zeros: Vec<f32> = codes
                     .zero_point
@@ -173,10 +188,13 @@ impl Writer<'_> {
         let path = &codes.path;
         let (shape, attributes) = match &codes.scale {
             Spread::Tensor(_) => (vec![], vec![]),
-            Spread::Axis(axis, scales) => (
-                vec![scales.len()],
-                vec![Attribute::Int("axis", *axis as i64)],
-            ),
+            Spread::Axis(axis, scales) => {
+                let axis = match is_flattened(codes) {
+                    true => 1,
+                    false => *axis as i64,
+                };
+                (vec![scales.len()], vec![Attribute::Int("axis", axis)])
+            }
             Spread::Blocks(block, _) => {
                 let rank = codes.shape.len();
                 let mut shape = codes.shape.clone();
@@ -203,13 +221,16 @@ impl Writer<'_> {
         if turn {
             of.reverse();
         }
+        if is_flattened(codes) {
+            of = vec![codes.codes.len() / columns.max(1), columns];
+        }
         let joined = self.written_once(format!("stored {}", tensor.id), |writer| {
-            let shift = shift(codes);
+            let shift = writer.shift(codes);
             let element = match shift {
                 0 => code_type(codes),
                 _ => ElementType::U8,
             };
-            let shifted = |numbers: &[i32]| -> Vec<i32> {
+            let shifted = |numbers: &[i16]| -> Vec<i16> {
                 let numbers = by_columns(numbers, columns, turn).into_iter();
                 numbers.map(|code| code + shift).collect()
             };
@@ -232,18 +253,26 @@ impl Writer<'_> {
         });
         (joined.split('\n').map(String::from).collect(), attributes)
     }
+
+    /// What is added to codes that are stored: signed bytes with no more than a scale for each channel are without
+    /// a sign, around 128.
+    ///
+    /// Without VNNI onnxruntime adds pairs of products with signed bytes in 16 bits, where they saturate. Blocks are
+    /// not multiplied in integers.
+    fn shift(&self, codes: &Codes) -> i16 {
+        match (code_type(codes), &codes.scale) {
+            (ElementType::I8, Spread::Tensor(_) | Spread::Axis(..)) if self.form == Form::Qdq => {
+                128
+            }
+            _ => 0,
+        }
+    }
 }
 
-/// What is added to codes that are stored: signed bytes with no more than a scale for each channel are without
-/// a sign, around 128.
-///
-/// Without VNNI onnxruntime adds pairs of products with signed bytes in 16 bits, where they saturate. Blocks are
-/// not multiplied in integers.
-fn shift(codes: &Codes) -> i32 {
-    match (code_type(codes), &codes.scale) {
-        (ElementType::I8, Spread::Tensor(_) | Spread::Axis(..)) => 128,
-        _ => 0,
-    }
+/// Whether a stack of matrices is stored as one of them below another: with a scale for each of their columns.
+fn is_flattened(codes: &Codes) -> bool {
+    let rank = codes.shape.len();
+    matches!(codes.scale, Spread::Axis(axis, _) if rank > 2 && axis + 1 == rank)
 }
 
 /// Whether a matrix is stored by columns: one of bytes in blocks.

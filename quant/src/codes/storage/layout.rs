@@ -102,9 +102,9 @@ pub(super) fn little_endian_words(bytes: &[u8], bits: usize) -> Vec<u8> {
 }
 
 /// Codes in 32-bit words, the first in the lowest bits.
-fn pack_words(codes: &[i32], bits: usize) -> Vec<u8> {
+fn pack_words(codes: &[i16], bits: usize) -> Vec<u8> {
     let mask = (1_u32 << bits) - 1;
-    let word = |codes: &[i32]| {
+    let word = |codes: &[i16]| {
         codes.iter().enumerate().fold(0_u32, |word, (index, code)| {
             word | (*code as u32 & mask) << (index * bits)
         })

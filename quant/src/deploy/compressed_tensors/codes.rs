@@ -56,7 +56,11 @@ impl Codes {
         let zero_points = weight.zero_point().iter();
         let found = Self {
             shape: [rows, columns],
-            codes: weight.codes().iter().map(|code| code - shift).collect(),
+            codes: weight
+                .codes()
+                .iter()
+                .map(|code| i32::from(*code) - shift)
+                .collect(),
             groups: [groups[0], groups[1]],
             scale: weight.scale().to_vec(),
             zero_point: zero_points.map(|zero| *zero as i32 - shift).collect(),

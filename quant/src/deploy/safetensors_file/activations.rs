@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::FileError;
 use crate::module::walk::{Located, Site, quantizers};
-use crate::range::observer::read;
-use crate::{QuantError, QuantParams, Scheme};
+use crate::range::observer::{ObserverConfig, read};
+use crate::{FakeQuantize, FakeQuantizeConfig, QuantError, QuantParams, Scheme};
 
 /// What the metadata says about the quantizer of an activation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +47,17 @@ pub(crate) fn activations<M: Module>(model: &M) -> BTreeMap<String, Activation> 
 }
 
 impl Activation {
+    /// What has this scheme, and keeps a range where the file has one.
+    pub(super) fn quantizer(&self, device: &Device) -> Result<FakeQuantize, QuantError> {
+        let observer = match self.scale.is_empty() {
+            true => ObserverConfig::Memoryless,
+            false => ObserverConfig::MinMax,
+        };
+        let config = FakeQuantizeConfig::new(self.scheme.clone()).with_observer(observer);
+        config.validate()?;
+        Ok(FakeQuantize::new(config, self.scale.len().max(1), device))
+    }
+
     /// Whether it may be what the quantizer at `located` has.
     pub(super) fn check(
         &self,

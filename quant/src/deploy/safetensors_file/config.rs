@@ -38,14 +38,19 @@ impl LoadConfig {
     /// Loads a file of [`save_safetensors`](crate::save_safetensors) into `model`, for inference,
     /// and reports what became of each weight.
     ///
-    /// `model` is prepared the same way as the one that was saved, with or without the pruning masks
-    /// before its quantizers, which are part of the codes and are taken off; or it is not prepared
-    /// at all, where only weights were quantized.
+    /// `model` is as it was before it was quantized: of its architecture alone, in a process that knows no
+    /// configuration of its training. Or it is prepared the same way as the one that was saved, with or without
+    /// the pruning masks before its quantizers, which are part of the codes and are taken off.
     ///
+    /// - Where the file has ranges of activations, a model that is not prepared gets the quantizers that it
+    ///   names, at the places where they were, attention and sums included; they act in
+    ///   [`QuantizedForward::run`](crate::QuantizedForward::run), and in an
+    ///   export. For those of a layer whose weight stayed float, and those that had no range yet, the model has to be
+    ///   prepared.
     /// - In a prepared model quantized weights become quantized tensors of Burn. One that Burn or the
     ///   device cannot hold so becomes floats, of the same values; a file of the loaded model has
     ///   its codes again.
-    /// - A model that is not prepared has no place for values beside the codes: its weights become
+    /// - A model that is not prepared, of a file of weights alone, has no place for values beside the codes: its weights become
     ///   floats, or with [`Dequantize::EveryUse`] quantized tensors of Burn, which Burn's layers
     ///   dequantize in each forward pass; linear ones multiply by the codes where the device has such a
     ///   product. With [`Dequantize::InProduct`] those alone are quantized tensors.

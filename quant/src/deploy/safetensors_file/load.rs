@@ -13,6 +13,7 @@ use burn_lean_reparam::{
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::activations::Activation;
+use super::attach::attach_quantizers;
 use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
 use crate::codes::product::in_product;
@@ -51,6 +52,15 @@ pub(super) fn try_load<M: Module>(
         serde_json::from_str(of("activations")).map_err(|error| file.read(error))?;
     let entries: BTreeMap<String, Entry> =
         serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
+    let given = model;
+    let attached;
+    let model = match activations.is_empty() || !quantizers(given).is_empty() {
+        true => given,
+        false => {
+            attached = attach_quantizers(given, &entries, &activations, &file)?;
+            &attached
+        }
+    };
     let mut quantized = HashMap::new();
     // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
     let of_weights: Vec<String> = entries
@@ -97,7 +107,7 @@ pub(super) fn try_load<M: Module>(
     }
     if let Some((name, _)) = activations.pop_first() {
         return Err(file.read(format!(
-            "the model has no quantizer for its `{name}`: prepare it as the saved one was"
+            "the model has no quantizer for its `{name}`: load into one that is prepared as the saved one was"
         )));
     }
     check_schemes(&loaded)?;
@@ -148,7 +158,7 @@ pub(super) fn try_load<M: Module>(
     });
     match left_over {
         Some(name) if !is_prepared && name.contains(".quant.") => Err(file.read(format!(
-            "the model has no quantizer for its `{name}`: prepare it as the saved one was"
+            "the model has no quantizer for its `{name}`: load into one that is prepared as the saved one was"
         ))),
         Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
         None => {
