@@ -50,7 +50,7 @@ impl Chain {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let mut blocks = self.blocks.iter();
+        let blocks = self.blocks.iter();
         blocks.fold(x, |x, block| {
             relu(block.norm.forward(block.conv.forward(x)))
         })

@@ -20,7 +20,7 @@ pub(crate) struct HostTensor {
 #[derive(Debug, Clone)]
 enum Values {
     Host(TensorData),
-    Device(DispatchTensor),
+    Device(Box<DispatchTensor>),
 }
 
 impl HostTensor {
@@ -36,14 +36,14 @@ impl HostTensor {
         Self {
             shape: tensor.shape().to_vec(),
             dtype: tensor.dtype(),
-            values: Values::Device(tensor),
+            values: Values::Device(Box::new(tensor)),
         }
     }
 
     fn read(&self) -> Result<Cow<'_, TensorData>, DeployError> {
         match &self.values {
             Values::Host(data) => Ok(Cow::Borrowed(data)),
-            Values::Device(tensor) => match read(tensor.clone()) {
+            Values::Device(tensor) => match read(tensor.as_ref().clone()) {
                 Ok(data) => Ok(Cow::Owned(data)),
                 Err(error) => Err(DeployError::Run {
                     reason: format!("a constant could not be read from its device: {error}"),
