@@ -331,8 +331,8 @@ impl Pruner {
                 let mut is_below = by_layer.divergences.are_below(&whole.divergences);
                 // Two that are hardly better than a network that says one thing of everything: which of them is
                 // less lost says nothing of what fitted values make of it.
-                let lost = 0.5
-                    * candidates::of_the_mean(self.outputs, &outputs[judges_few.clone()])?.mean();
+                let constant = candidates::of_the_mean(self.outputs, &outputs[judges_few.clone()])?;
+                let lost = 0.5 * constant.mean();
                 let least = f64::min(whole.divergences.mean(), by_layer.divergences.mean());
                 if how == Candidate::Magnitude
                     && self.refit
@@ -340,7 +340,11 @@ impl Pruner {
                     && let Ok(whole) = seen(&magnitude, Candidate::MagnitudeFitted, Some(outputs))
                     && let Ok(by_layer) = seen(&adaptive, Candidate::MagnitudeFitted, Some(outputs))
                 {
-                    is_below = by_layer.divergences.are_below(&whole.divergences);
+                    let least = f64::min(whole.divergences.mean(), by_layer.divergences.mean());
+                    // Of two that are no better than that network the one that leaves no layer next to nothing:
+                    // training can mend it.
+                    is_below = !(least < constant.mean())
+                        || by_layer.divergences.are_below(&whole.divergences);
                 }
                 let mut least = whole.divergences;
                 if is_below {
