@@ -143,8 +143,8 @@ impl Unscaled {
     ) -> Result<Self, AmpError> {
         let look = (!self.flags.is_empty()).then_some(Look::Finite);
         let changed = unscale(model, change(self.grads), InverseScale::Number(1.0), look)?;
-        let mut known: HashMap<ParamId, usize> = HashMap::new();
-        known.extend((changed.parameters.iter().enumerate()).map(|(at, (id, _))| (*id, at)));
+        let known = changed.parameters.iter().enumerate();
+        let known: HashMap<ParamId, usize> = known.map(|(at, (id, _))| (*id, at)).collect();
         let mut changed = Self {
             loss: self.loss,
             found_elsewhere: self.found_elsewhere,

@@ -286,12 +286,9 @@ impl FakeQuantize {
     /// As before it observed anything: of a weight that holds scale and zero point itself.
     pub(crate) fn without_range(self) -> Self {
         self.edit(|state| {
-            let zeros = |of: Tensor<1>| of.zeros_like();
             let Range { min, max } = state.observer.range();
-            state.observer.set_range(Range {
-                min: zeros(min),
-                max: zeros(max),
-            });
+            let [min, max] = [min, max].map(|of| of.zeros_like());
+            state.observer.set_range(Range { min, max });
             state.control.observed = false;
             state.control.exact = false;
             state.control.codes = false;

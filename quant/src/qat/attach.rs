@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::WeightQuantizer;
 use crate::model::column_layout;
 
-/// Attaches the quantizers that a [`QatConfig`](crate::QatConfig) made for a model.
+/// Attaches the quantizers that a [`QatConfig`](crate::QatConfig) made for a model, or that a file names.
 #[derive(Debug)]
 pub struct AttachQuantizers {
     pub(crate) quantizers: HashMap<String, WeightQuantizer>,

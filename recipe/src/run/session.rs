@@ -1,5 +1,6 @@
 //! What the stages of one run share.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -303,12 +304,11 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
                         (self.task.forward)(model, input)
                     })?;
                     let exported = export.to_onnx(Form::Qdq)?;
-                    // The file is another model than its row there.
-                    let weights = exported
-                        .layers
-                        .iter()
-                        .filter_map(|layer| layer.reason.as_deref());
-                    for reason in export.quantization().left_float().chain(weights) {
+                    // The file is another model than its row there. A layer repeats why its input's is left out.
+                    let layers = exported.layers.iter();
+                    let layers = layers.filter_map(|layer| layer.reason.as_deref());
+                    let reasons = export.quantization().left_float().chain(layers);
+                    for reason in reasons.collect::<BTreeSet<_>>() {
                         tracing::warn!(stage = name, reason, "stays a float in the ONNX file");
                     }
                     FILES.write(&path, &exported.model.to_bytes()?)?;

@@ -83,9 +83,11 @@ impl<'a> Writer<'a> {
     /// A convolution, with the β that a folded normalization leaves behind one without bias.
     fn with_shift(&mut self, mut product: Product<'a>) -> Written {
         let norm = match product.bias {
-            None => self.shift_behind(product.node, product.out),
+            None => self.norm_behind(product.node, product.out),
             Some(_) => None,
         };
+        // It adds β and does no more.
+        let norm = norm.filter(|norm| self.is_shift(norm));
         product.bias = product.bias.or(norm.map(|norm| &norm.beta));
         self.product(&product)?;
         if let Some(norm) = norm {
@@ -96,8 +98,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The batch normalization that alone reads a convolution, where it adds β and does no more.
-    fn shift_behind(&self, node: Node<'a>, out: &TensorIr) -> Option<&'a BatchNormOpIr> {
+    /// The batch normalization that alone reads a convolution, which is neither a result nor quantized.
+    fn norm_behind(&self, node: Node<'a>, out: &TensorIr) -> Option<&'a BatchNormOpIr> {
         let mut readers = node.readers();
         let (reader, none) = (readers.next()?, readers.next());
         let between = Edge {
@@ -111,9 +113,7 @@ impl<'a> Writer<'a> {
             return None;
         }
         match reader.operation() {
-            OperationIr::Module(ModuleOperationIr::BatchNorm(norm))
-                if norm.x.id == out.id && self.is_shift(norm) =>
-            {
+            OperationIr::Module(ModuleOperationIr::BatchNorm(norm)) if norm.x.id == out.id => {
                 Some(norm)
             }
             _ => None,
@@ -124,17 +124,20 @@ impl<'a> Writer<'a> {
     fn is_shift(&self, norm: &BatchNormOpIr) -> bool {
         let epsilon: f32 = norm.epsilon.elem();
         let all = |tensor: &TensorIr, is: &dyn Fn(f32) -> bool| {
-            is_f32(tensor)
-                && self
-                    .constant(tensor)
-                    .and_then(|values| values.floats().ok())
-                    .is_some_and(|values| values.into_iter().all(is))
+            let values = self.constant(tensor).filter(|_| is_f32(tensor));
+            let values = values.and_then(|values| values.floats().ok());
+            values.is_some_and(|values| values.into_iter().all(is))
         };
         is_f32(&norm.x)
+            && self.is_foldable(&norm.beta)
             && all(&norm.gamma, &|gamma| gamma == 1.0)
             && all(&norm.variance, &|variance| variance + epsilon == 1.0)
             && all(&norm.mean, &|mean| mean == 0.0)
-            && all(&norm.beta, &|_| true)
+    }
+
+    /// What is folded is written in F32.
+    fn is_foldable(&self, tensor: &TensorIr) -> bool {
+        self.constant(tensor).is_some() && is_f32(tensor)
     }
 
     /// The batch normalization that alone reads a convolution of floats.
@@ -145,8 +148,7 @@ impl<'a> Writer<'a> {
         bias: Option<&TensorIr>,
         out: &TensorIr,
     ) -> Option<&'a BatchNormOpIr> {
-        // What is folded is written in F32.
-        let is_foldable = |tensor: &TensorIr| self.constant(tensor).is_some() && is_f32(tensor);
+        let is_foldable = |tensor: &TensorIr| self.is_foldable(tensor);
         let edge = Edge {
             node: node.index(),
             operand: 0,
@@ -156,29 +158,12 @@ impl<'a> Writer<'a> {
             || self.weights.left_float(weight.id).is_some()
             || self.quantization.activation(edge, path).is_some();
         let is_float = is_foldable(weight) && bias.is_none_or(is_foldable) && !quantized;
-        if !is_float || !is_f32(out) || self.graph.outputs().contains(&out.id) {
+        if !is_float || !is_f32(out) {
             return None;
         }
-        let mut readers = node.readers();
-        let (reader, none) = (readers.next()?, readers.next());
-        let between = Edge {
-            node: reader.index(),
-            operand: 0,
-        };
-        if self.quantization.activation(between, None).is_some() {
-            return None;
-        }
-        match (reader.operation(), none) {
-            (OperationIr::Module(ModuleOperationIr::BatchNorm(norm)), None)
-                if norm.x.id == out.id
-                    && [&norm.gamma, &norm.beta, &norm.mean, &norm.variance]
-                        .into_iter()
-                        .all(is_foldable) =>
-            {
-                Some(norm)
-            }
-            _ => None,
-        }
+        let norm = self.norm_behind(node, out)?;
+        let constants = [&norm.gamma, &norm.beta, &norm.mean, &norm.variance];
+        constants.into_iter().all(is_foldable).then_some(norm)
     }
 
     /// W' = W · γ / √(σ² + ε) and b' = (b − µ) · γ / √(σ² + ε) + β.

@@ -50,8 +50,8 @@ impl LoadConfig {
     /// - In a prepared model quantized weights become quantized tensors of Burn. One that Burn or the
     ///   device cannot hold so becomes floats, of the same values; a file of the loaded model has
     ///   its codes again.
-    /// - A model that is not prepared, of a file of weights alone, has no place for values beside the codes: its weights become
-    ///   floats, or with [`Dequantize::EveryUse`] quantized tensors of Burn, which Burn's layers
+    /// - A model that is not prepared, of a file of weights alone, has no place for values beside the
+    ///   codes: its weights become floats, or with [`Dequantize::EveryUse`] quantized tensors of Burn, which Burn's layers
     ///   dequantize in each forward pass; linear ones multiply by the codes where the device has such a
     ///   product. With [`Dequantize::InProduct`] those alone are quantized tensors.
     /// - Other tensors have the dtypes of the file; floats of half precision are F32 on a device that has

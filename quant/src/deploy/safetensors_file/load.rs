@@ -106,9 +106,7 @@ pub(super) fn try_load<M: Module>(
         return Err(error);
     }
     if let Some((name, _)) = activations.pop_first() {
-        return Err(file.read(format!(
-            "the model has no quantizer for its `{name}`: load into one that is prepared as the saved one was"
-        )));
+        return Err(no_quantizer(&file, &name));
     }
     check_schemes(&loaded)?;
     let loaded = map_quantizers(loaded, |located| {
@@ -157,9 +155,7 @@ pub(super) fn try_load<M: Module>(
         !loader.used.iter().any(|used| used == name) && !not_needed()
     });
     match left_over {
-        Some(name) if !is_prepared && name.contains(".quant.") => Err(file.read(format!(
-            "the model has no quantizer for its `{name}`: load into one that is prepared as the saved one was"
-        ))),
+        Some(name) if !is_prepared && name.contains(".quant.") => Err(no_quantizer(&file, name)),
         Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
         None => {
             // What acts on a weight before its quantizer is part of the codes.
@@ -175,6 +171,12 @@ pub(super) fn try_load<M: Module>(
             Ok((loaded, report))
         }
     }
+}
+
+fn no_quantizer(file: &FileError<'_>, name: &str) -> QuantError {
+    file.read(format!(
+        "the model has no quantizer for its `{name}`: load into one that is prepared as the saved one was"
+    ))
 }
 
 fn read_weight(
