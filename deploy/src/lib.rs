@@ -23,4 +23,4 @@ pub use error::DeployError;
 pub use export::{Execution, Export, Exported, Form, LayerReport, OpenAxis};
 pub use onnx::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};
 pub(crate) use quantization::Edge;
-pub use quantization::{ActivationQuantization, Quantization};
+pub use quantization::{ActivationQuantization, DynamicGrid, Quantization};

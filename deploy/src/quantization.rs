@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::Module;
 use burn_lean_quant::{
-    FakeQuantize, Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantizedTensor,
-    Site, integer::Grid, quantizers, seen_weights,
+    FakeQuantize, Granularity, Mapping, NumberFormat, ObserverConfig, QuantError, QuantParams,
+    QuantizedTensor, Scheme, Site, format::ScaleFormat, integer::Grid, quantizers, seen_weights,
 };
+
+use crate::onnx::Attribute;
 
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,32 +20,159 @@ pub(crate) struct Edge {
     pub(crate) operand: usize,
 }
 
-/// How an activation becomes integers, one grid for the tensor.
+/// How an activation becomes integers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ActivationQuantization {
     /// With a scale and zero point that are known.
     Static(Grid),
-    /// With those of the values at hand: from min(x, 0) to max(x, 0) in 256 steps.
-    Dynamic,
+    /// With those of the values at hand.
+    Dynamic(DynamicGrid),
+}
+
+/// Integers whose scale and zero point are those of the values at hand
+/// ([`QuantParams::from_range`](burn_lean_quant::QuantParams::from_range)).
+///
+/// ```
+/// use burn_lean_deploy::DynamicGrid;
+/// use burn_lean_quant::{Mapping, NumberFormat};
+///
+/// // As activations of language models are quantized: each row has a scale of its own.
+/// let grid = DynamicGrid {
+///     format: NumberFormat::int8(),
+///     mapping: Mapping::Symmetric,
+///     per_token: true,
+/// };
+/// assert_ne!(grid, DynamicGrid::uint8());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DynamicGrid {
+    /// The codes: integers.
+    pub format: NumberFormat,
+    /// How real numbers are mapped to them.
+    pub mapping: Mapping,
+    /// One scale for each row along the last axis, instead of one for the tensor. Rows of a convolution's input
+    /// are not told apart: there it stays in floats.
+    pub per_token: bool,
+}
+
+/// The smallest scale that a range gives.
+pub(crate) const SMALLEST_SCALE: f32 = QuantParams::EPSILON;
+
+impl DynamicGrid {
+    /// 256 codes from min(x, 0) to max(x, 0) of the tensor: ONNX's `DynamicQuantizeLinear`.
+    pub const fn uint8() -> Self {
+        Self {
+            format: NumberFormat::uint8(),
+            mapping: Mapping::Affine,
+            per_token: false,
+        }
+    }
+
+    pub(crate) fn is_of_onnx(self) -> bool {
+        self == Self::uint8()
+    }
+
+    fn of(scheme: &Scheme) -> Option<Self> {
+        let per_token = match scheme.granularity {
+            Granularity::PerTensor => false,
+            Granularity::PerToken => true,
+            _ => return None,
+        };
+        let grid = Self {
+            format: scheme.format,
+            mapping: scheme.mapping,
+            per_token,
+        };
+        (scheme.scale_format == ScaleFormat::F32 && grid.validate().is_ok()).then_some(grid)
+    }
+
+    fn scheme(self) -> Scheme {
+        Scheme::symmetric(self.format).with_mapping(self.mapping)
+    }
+
+    /// Refuses what is not made of integers.
+    fn validate(self) -> Result<(), QuantError> {
+        self.scheme().validate_choices()?;
+        match self.format.is_int() {
+            true => Ok(()),
+            false => Err(QuantError::InvalidConfig {
+                field: "format",
+                value: self.format.to_string(),
+                expected: "integers",
+            }),
+        }
+    }
+
+    pub(crate) fn quant_min(self) -> i32 {
+        self.format.quant_min() as i32
+    }
+
+    pub(crate) fn quant_max(self) -> i32 {
+        self.format.quant_max() as i32
+    }
+
+    pub(crate) fn symmetric_zero_point(self) -> i32 {
+        self.scheme().symmetric_zero_point() as i32
+    }
+
+    /// For an operator of the engine.
+    pub(crate) fn attributes(self) -> Vec<Attribute> {
+        let signed = self.quant_min() < 0;
+        let narrow = self.format == self.format.narrow();
+        let mapping = match self.mapping {
+            Mapping::Symmetric => 0,
+            Mapping::SymmetricNoClipping => 1,
+            Mapping::Affine => 2,
+        };
+        let flags = [signed, narrow, self.per_token].map(i64::from);
+        let numbers = vec![
+            i64::from(self.format.bits()),
+            flags[0],
+            flags[1],
+            flags[2],
+            mapping,
+        ];
+        vec![Attribute::Ints("grid", numbers)]
+    }
+
+    /// Of an operator of the engine.
+    #[cfg(feature = "engine")]
+    pub(crate) fn of_attribute(numbers: &[i64]) -> Option<Self> {
+        let [bits, signed, narrow_range, per_token, mapping] = *numbers else {
+            return None;
+        };
+        Some(Self {
+            format: NumberFormat::Int {
+                bits: u8::try_from(bits).ok()?,
+                signed: signed != 0,
+                narrow_range: narrow_range != 0,
+            },
+            mapping: match mapping {
+                0 => Mapping::Symmetric,
+                1 => Mapping::SymmetricNoClipping,
+                _ => Mapping::Affine,
+            },
+            per_token: per_token != 0,
+        })
+    }
 }
 
 impl ActivationQuantization {
     /// What a quantizer does, or why ONNX cannot say it.
     pub(crate) fn of(quantizer: &FakeQuantize) -> Result<Result<Self, &'static str>, QuantError> {
         let scheme = quantizer.scheme();
-        if scheme.granularity != Granularity::PerTensor || !scheme.format.is_int() {
-            return Ok(Err("ONNX's activations are integers with one scale"));
-        }
         // The range is that of the values at hand.
         let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless
             && quantizer.qparams().is_err();
-        let is_uint8 = scheme.format == NumberFormat::uint8();
-        Ok(match is_dynamic {
-            false => Ok(Self::Static(Grid::of(quantizer)?)),
-            true if is_uint8 && scheme.mapping == Mapping::Affine => Ok(Self::Dynamic),
-            true => Err("ONNX takes dynamic ranges for affine u8 alone"),
-        })
+        if is_dynamic {
+            let no_grid = "dynamic ranges are of integers with F32 scales, one for the tensor or one for each row";
+            return Ok(DynamicGrid::of(scheme).map(Self::Dynamic).ok_or(no_grid));
+        }
+        if scheme.granularity != Granularity::PerTensor || !scheme.format.is_int() {
+            return Ok(Err("ONNX's activations are integers with one scale"));
+        }
+        Ok(Ok(Self::Static(Grid::of(quantizer)?)))
     }
 }
 
@@ -172,8 +301,12 @@ impl Quantization {
                 .any(|byte| ends.iter().all(|end| byte.contains(end)))
         };
         for (path, how) in &self.inputs {
-            let ActivationQuantization::Static(grid) = how else {
-                continue;
+            let grid = match how {
+                ActivationQuantization::Static(grid) => grid,
+                ActivationQuantization::Dynamic(grid) => {
+                    grid.validate()?;
+                    continue;
+                }
             };
             grid.validate()?;
             if !fits(grid) {

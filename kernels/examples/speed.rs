@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use burn_lean_kernels::{
-    Epilogue, FloatMatrix, Geometry, IntegerMatrix, Rows, SparseMatrix, Storage, Windows,
+    Blocks, Epilogue, FloatMatrix, Geometry, IntegerMatrix, Rows, SparseMatrix, Storage, Windows,
 };
 
 fn time(name: &str, work: usize, mut run: impl FnMut()) {
@@ -35,13 +35,18 @@ fn main() {
         let bf16 = FloatMatrix::new(&weights, terms, columns, Storage::BF16).unwrap();
         let scales = vec![0.01; columns];
         let size = [terms, columns];
-        let int4 = FloatMatrix::of_codes(&nibbles, size, 4, terms, &scales).unwrap();
+        let int4 = FloatMatrix::of_codes(&nibbles, size, 4, Blocks::new(terms, &scales)).unwrap();
         let blocks = vec![0.01; columns * terms / 32];
-        let int4_32 = FloatMatrix::of_codes(&nibbles, size, 4, 32, &blocks).unwrap();
-        let int8 = FloatMatrix::of_codes(&codes, size, 8, terms, &scales).unwrap();
+        let int4_32 = FloatMatrix::of_codes(&nibbles, size, 4, Blocks::new(32, &blocks)).unwrap();
+        let int8 = FloatMatrix::of_codes(&codes, size, 8, Blocks::new(terms, &scales)).unwrap();
         let w8a8 = IntegerMatrix::new(&codes, terms, columns, 8).unwrap();
         let many = IntegerMatrix::for_many_rows(&codes, terms, columns).unwrap();
         let w4a8 = IntegerMatrix::new(&nibbles, terms, columns, 4).unwrap();
+        let offset = Blocks::new(32, &blocks).with_offsets(&blocks);
+        let int4_zero = FloatMatrix::of_codes(&nibbles, size, 4, offset).unwrap();
+        let w4a8_zero = IntegerMatrix::in_blocks(&nibbles, size, 4, offset).unwrap();
+        let w4a8_32 =
+            IntegerMatrix::in_blocks(&nibbles, size, 4, Blocks::new(32, &blocks)).unwrap();
         let sparse = SparseMatrix::new(&sparse, terms, columns).unwrap();
         let epilogue = Epilogue::new(columns).with_scale(&scales);
         for rows in [1, 32, 256] {
@@ -58,6 +63,7 @@ fn main() {
                 ("w8", &int8),
                 ("w4", &int4),
                 ("w4 in 32", &int4_32),
+                ("w4 in 32 with zero points", &int4_zero),
             ] {
                 let left = Rows::dense(&x, terms);
                 time(&at(name), work, || matrix.multiply(&left, &none, &mut y));
@@ -73,6 +79,12 @@ fn main() {
             }
             time(&at("w4a8"), work, || {
                 w4a8.multiply(&left, &epilogue, &mut y)
+            });
+            time(&at("w4a8 in 32"), work, || {
+                w4a8_32.multiply(&left, &none, &mut y)
+            });
+            time(&at("w4a8 in 32 with zero points"), work, || {
+                w4a8_zero.multiply(&left, &none, &mut y)
             });
             time(&at("sparse 0.9"), work, || {
                 sparse.multiply(&x, &none, &mut y)

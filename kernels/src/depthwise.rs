@@ -43,7 +43,7 @@ impl Depthwise<i8> {
     ///
     /// Where windows, epilogue or output have other sizes.
     pub fn convolve(&self, windows: &Windows<'_, i16>, epilogue: &Epilogue, output: &mut [f32]) {
-        let finish = |panel: usize, sums: &[i32; WIDTH]| epilogue.of_codes(panel, sums);
+        let finish = |panel: usize, sums: &[i32; WIDTH]| epilogue.of_codes(0, panel, sums);
         let add = |sum: i32, x: i16, weight: i8| sum + i32::from(x) * i32::from(weight);
         dispatch_narrow(Convolve {
             kernel: self,

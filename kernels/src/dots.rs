@@ -4,7 +4,7 @@
 use std::fmt;
 
 use rayon::prelude::*;
-use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, PackedBMatrix, QuantParams};
+use rten_gemm::{GemmExecutor, GemmInputA, GemmInputB, GemmOptions, PackedBMatrix};
 use rten_tensor::NdTensorView;
 
 use crate::Epilogue;
@@ -24,6 +24,8 @@ const SUMS: usize = 1 << 16;
 pub(crate) struct Dots {
     packed: PackedBMatrix<i8>,
     bytes: usize,
+    /// Of the codes of each column.
+    sums: Vec<i32>,
 }
 
 impl fmt::Debug for Dots {
@@ -42,8 +44,18 @@ impl Dots {
             return None;
         }
         let packed = executor.prepack_b(NdTensorView::from_data([rows, columns], codes));
-        let bytes = 4 * packed.clone().into_vec().len();
-        Some(Self { packed, bytes })
+        let bytes = 4 * (packed.clone().into_vec().len() + columns);
+        let mut sums = vec![0; columns];
+        for row in codes.chunks_exact(columns.max(1)) {
+            for (sum, code) in sums.iter_mut().zip(row) {
+                *sum += i32::from(*code);
+            }
+        }
+        Some(Self {
+            packed,
+            bytes,
+            sums,
+        })
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -64,57 +76,71 @@ impl Dots {
         let executor = Executor::default();
         for first in (0..rows).step_by(piece) {
             let count = piece.min(rows - first);
-            let zero = to_bytes(left.take(first, count, terms, &mut scratch), &mut bytes);
+            let zeros = to_bytes(
+                left.take(first, count, terms, &mut scratch),
+                terms,
+                &mut bytes,
+            );
             sums.resize(count * columns, 0);
-            let zeros = vec![zero; count];
-            let options = GemmOptions {
-                a_quant: Some(QuantParams { zero_point: &zeros }),
-                ..GemmOptions::default()
-            };
             let rows = NdTensorView::from_data([count, terms], &bytes[..]);
             let done = executor.gemm(
                 &mut sums,
                 GemmInputA::Unpacked(rows),
                 GemmInputB::Packed(&self.packed),
-                options,
+                GemmOptions::default(),
             );
             done.expect("it was packed for this kernel and has these sizes");
             let output = &mut output[first * place.stride..(first + count) * place.stride];
             let at_once = (SUMS / columns.max(1)).max(1);
             let parts = output.par_chunks_mut(at_once * place.stride);
             let sums = sums.par_chunks(at_once * columns);
-            parts.zip(sums).for_each(|(output, sums)| {
-                dispatch(Finish {
-                    sums,
-                    columns,
-                    epilogue,
-                    output,
-                    place,
+            parts
+                .zip(sums)
+                .enumerate()
+                .for_each(|(part, (output, sums))| {
+                    dispatch(Finish {
+                        sums,
+                        first: first + part * at_once,
+                        zeros: &zeros[part * at_once..],
+                        of_columns: &self.sums,
+                        columns,
+                        epilogue,
+                        output,
+                        place,
+                    });
                 });
-            });
         }
     }
 }
 
-/// Distances from the code of zero as codes, and the code of zero.
-fn to_bytes(distances: &[i16], bytes: &mut Vec<u8>) -> u8 {
-    let (mut low, mut high) = (0, 0);
-    for distance in distances {
-        low = low.min(*distance);
-        high = high.max(*distance);
-    }
-    assert!(
-        i32::from(high) - i32::from(low) <= 255,
-        "codes from {low} to {high} are of no grid of 8 bits"
-    );
+/// Distances from the code of zero as codes, and the code of zero of each row.
+fn to_bytes(distances: &[i16], terms: usize, bytes: &mut Vec<u8>) -> Vec<u8> {
     bytes.clear();
-    bytes.extend(distances.iter().map(|distance| (distance - low) as u8));
-    low.unsigned_abs() as u8
+    let rows = distances.chunks_exact(terms.max(1));
+    let zeros = rows.map(|row| {
+        let (mut low, mut high) = (0, 0);
+        for distance in row {
+            low = low.min(*distance);
+            high = high.max(*distance);
+        }
+        assert!(
+            i32::from(high) - i32::from(low) <= 255,
+            "codes from {low} to {high} are of no grid of 8 bits"
+        );
+        bytes.extend(row.iter().map(|distance| (distance - low) as u8));
+        low.unsigned_abs() as u8
+    });
+    zeros.collect()
 }
 
 /// What happens to the sums of some rows.
 struct Finish<'a> {
     sums: &'a [i32],
+    /// The first of the rows.
+    first: usize,
+    /// The code of zero of each row.
+    zeros: &'a [u8],
+    of_columns: &'a [i32],
     columns: usize,
     epilogue: &'a Epilogue,
     output: &'a mut [f32],
@@ -126,16 +152,27 @@ impl Task for Finish<'_> {
     fn run<S: Simd>(self, _: S) {
         let Place { stride, column } = self.place;
         let rows = self.sums.chunks_exact(self.columns);
-        for (sums, output) in rows.zip(self.output.chunks_exact_mut(stride)) {
+        let rows = rows.zip(self.output.chunks_exact_mut(stride)).enumerate();
+        for (row, (sums, output)) in rows {
+            let zero = i32::from(self.zeros[row]);
             for panel in 0..panels(self.columns) {
                 let start = panel * WIDTH;
                 let width = WIDTH.min(self.columns - start);
-                let mut of_panel = [0; WIDTH];
-                match sums[start..].first_chunk::<WIDTH>() {
-                    Some(whole) => of_panel = *whole,
-                    None => of_panel[..width].copy_from_slice(&sums[start..]),
+                let (mut of_panel, mut of_columns) = ([0; WIDTH], [0; WIDTH]);
+                match (
+                    sums[start..].first_chunk::<WIDTH>(),
+                    self.of_columns[start..].first_chunk::<WIDTH>(),
+                ) {
+                    (Some(sums), Some(columns)) => (of_panel, of_columns) = (*sums, *columns),
+                    _ => {
+                        of_panel[..width].copy_from_slice(&sums[start..]);
+                        of_columns[..width].copy_from_slice(&self.of_columns[start..]);
+                    }
                 }
-                let values = self.epilogue.of_codes(panel, &of_panel);
+                for (sum, of_column) in of_panel.iter_mut().zip(&of_columns) {
+                    *sum -= zero * of_column;
+                }
+                let values = self.epilogue.of_codes(self.first + row, panel, &of_panel);
                 store(&values, width, &mut output[column + start..]);
             }
         }

@@ -30,6 +30,7 @@ impl Place {
     pub(crate) fn check(self, [rows, columns]: [usize; 2], epilogue: &Epilogue, output: &[f32]) {
         let found = epilogue.columns();
         assert_eq!(found, columns, "the epilogue is of other columns");
+        assert!(epilogue.is_of_rows(rows), "the epilogue is of other rows");
         let size = rows * self.stride;
         assert_eq!(output.len(), size, "the output has another size");
     }
@@ -65,7 +66,13 @@ pub(crate) trait Right<T>: Sync {
         decoded: &Self::Decoded,
         sums: &mut [Self::Sums; R],
     );
-    fn finish(&self, panel: usize, sums: &Self::Sums, epilogue: &Epilogue) -> [f32; WIDTH];
+    fn finish(
+        &self,
+        row: usize,
+        panel: usize,
+        sums: &Self::Sums,
+        epilogue: &Epilogue,
+    ) -> [f32; WIDTH];
 }
 
 /// Multiplies all rows by all panels.
@@ -206,7 +213,7 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
                 let column = self.place.column + (panel - self.panels.start) * WIDTH;
                 let width = WIDTH.min(self.right.columns() - panel * WIDTH);
                 for (row, sums) in sums[..count].iter().enumerate() {
-                    let values = self.right.finish(panel, sums, self.epilogue);
+                    let values = self.right.finish(first + row, panel, sums, self.epilogue);
                     let at = (done + row) * self.place.stride + column;
                     store(&values, width, &mut self.output[at..]);
                 }

@@ -5,14 +5,15 @@ use crate::layout::WIDTH;
 /// What happens to the sums of each column.
 ///
 /// ```text
-/// y = clamp(((sum + code bias) · scale + bias) · gain + shift)
+/// y = clamp(((sum + code bias) · row scale · scale + bias) · gain + shift)
 /// ```
 ///
-/// Each part is left out unless it is given; all are of one number for each column.
+/// Each part is left out unless it is given; all but the row scale are of one number for each column.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Epilogue {
     columns: usize,
     codes: Option<Vec<i32>>,
+    row_scale: Option<Vec<f32>>,
     scale: Option<Vec<f32>>,
     bias: Option<Vec<f32>>,
     gain: Option<[Vec<f32>; 2]>,
@@ -44,6 +45,7 @@ impl Epilogue {
         Self {
             columns,
             codes: None,
+            row_scale: None,
             scale: None,
             bias: None,
             gain: None,
@@ -58,6 +60,12 @@ impl Epilogue {
     /// Here and below, unless there is one number for each column.
     pub fn with_code_bias(mut self, bias: &[i32]) -> Self {
         self.codes = Some(checked(bias, self.columns));
+        self
+    }
+
+    /// With a factor for each row of sums of codes: the rows have a scale each.
+    pub fn with_row_scale(mut self, scale: Vec<f32>) -> Self {
+        self.row_scale = Some(scale);
         self
     }
 
@@ -91,16 +99,24 @@ impl Epilogue {
         let parts = [self.codes.is_some(), self.scale.is_some()];
         let parts = parts.into_iter().chain([self.bias.is_some()]);
         let parts = parts.chain([self.gain.is_some(); 2]);
-        4 * self.columns * parts.filter(|is_there| *is_there).count()
+        let of_rows = self.row_scale.as_ref().map_or(0, Vec::len);
+        4 * (self.columns * parts.filter(|is_there| *is_there).count() + of_rows)
     }
 
     pub(crate) fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Of sums of codes.
+    /// Whether it fits so many rows.
+    pub(crate) fn is_of_rows(&self, count: usize) -> bool {
+        self.row_scale
+            .as_ref()
+            .is_none_or(|scales| scales.len() == count)
+    }
+
+    /// Of sums of codes of a row.
     #[inline(always)]
-    pub(crate) fn of_codes(&self, panel: usize, sums: &[i32; WIDTH]) -> [f32; WIDTH] {
+    pub(crate) fn of_codes(&self, row: usize, panel: usize, sums: &[i32; WIDTH]) -> [f32; WIDTH] {
         let mut sums = *sums;
         if let Some(codes) = &self.codes {
             for (sum, bias) in sums.iter_mut().zip(&of_panel(codes, panel)) {
@@ -110,6 +126,21 @@ impl Epilogue {
         let mut values = [0.0; WIDTH];
         for (value, sum) in values.iter_mut().zip(&sums) {
             *value = *sum as f32;
+        }
+        self.of_rows(row, panel, values)
+    }
+
+    /// Of sums of codes of a row that were multiplied by scales.
+    #[inline(always)]
+    pub(crate) fn of_rows(
+        &self,
+        row: usize,
+        panel: usize,
+        mut values: [f32; WIDTH],
+    ) -> [f32; WIDTH] {
+        if let Some(scales) = &self.row_scale {
+            let scale = scales[row];
+            values.iter_mut().for_each(|value| *value *= scale);
         }
         self.of_floats(panel, &mut values);
         values

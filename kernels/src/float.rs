@@ -6,12 +6,13 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::blocks::{Filled, Packed};
 use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::{expect, expect_bits};
 use crate::layout::{Lines, WIDTH, apart, eighths, lines};
 use crate::rows::Left;
 use crate::simd::Simd;
-use crate::{Epilogue, KernelError};
+use crate::{Blocks, Epilogue, KernelError};
 use scaled::Scaled;
 
 /// In what the floats of a matrix are stored.
@@ -43,12 +44,11 @@ enum Panels {
     Codes(Codes),
 }
 
-/// Codes, and scales of blocks of rows, `[panel, block]`.
+/// Codes, and scales of blocks of rows.
 #[derive(Debug, Clone, PartialEq)]
 struct Codes {
     codes: Signed,
-    scales: Lines<f32, WIDTH>,
-    block: usize,
+    blocks: Packed,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -88,9 +88,8 @@ impl FloatMatrix {
         })
     }
 
-    /// Packs row-major signed codes of 4 or 8 bits, of which each `block` rows of a column share a
-    /// scale: `scales` is `[rows / block, columns]`. Codes of 4 bits are stored as bytes where there are
-    /// several blocks and 8 does not divide them.
+    /// Packs row-major signed codes of 4 or 8 bits. Codes of 4 bits are stored as bytes where there are several
+    /// blocks and 8 does not divide their rows.
     ///
     /// # Errors
     ///
@@ -100,29 +99,20 @@ impl FloatMatrix {
         codes: &[i8],
         [rows, columns]: [usize; 2],
         bits: u8,
-        block: usize,
-        scales: &[f32],
+        blocks: Blocks<'_>,
     ) -> Result<Self, KernelError> {
         expect("codes", rows * columns, codes.len())?;
-        if block == 0 || !rows.is_multiple_of(block) {
-            return Err(KernelError::Block { block, rows });
-        }
-        let blocks = rows / block;
-        expect("scales", blocks * columns, scales.len())?;
         expect_bits(codes, bits)?;
-        let codes = match bits == 4 && (block == rows || block.is_multiple_of(8)) {
+        let blocks = Packed::new(blocks, rows, columns)?;
+        let in_eights = blocks.rows == rows || blocks.rows.is_multiple_of(8);
+        let codes = match bits == 4 && in_eights {
             true => Signed::Eighths(eighths(codes, rows, columns)),
             false => Signed::Bytes(lines(codes, rows, columns, |code| code)),
         };
-        let scales = lines(scales, blocks, columns, |scale| scale);
         Ok(Self {
             rows,
             columns,
-            panels: Panels::Codes(Codes {
-                codes,
-                scales,
-                block,
-            }),
+            panels: Panels::Codes(Codes { codes, blocks }),
         })
     }
 
@@ -136,12 +126,12 @@ impl FloatMatrix {
         match &self.panels {
             Panels::F32(panels) => panels.bytes(),
             Panels::F16(panels) | Panels::BF16(panels) => panels.bytes(),
-            Panels::Codes(Codes { codes, scales, .. }) => {
+            Panels::Codes(Codes { codes, blocks }) => {
                 let codes = match codes {
                     Signed::Bytes(codes) => codes.bytes(),
                     Signed::Eighths(codes) => codes.bytes(),
                 };
-                codes + scales.bytes()
+                codes + blocks.bytes()
             }
         }
     }
@@ -185,33 +175,16 @@ impl FloatMatrix {
                 let right = Floats::<_, true> { of, panels };
                 multiply(left, &right, epilogue, output, place);
             }
-            Panels::Codes(Codes {
-                codes,
-                scales,
-                block,
-            }) => {
-                let block = *block;
-                match codes {
-                    Signed::Bytes(panels) => {
-                        let right = Scaled {
-                            of,
-                            panels,
-                            scales,
-                            block,
-                        };
-                        multiply(left, &right, epilogue, output, place);
-                    }
-                    Signed::Eighths(panels) => {
-                        let right = Scaled {
-                            of,
-                            panels,
-                            scales,
-                            block,
-                        };
-                        multiply(left, &right, epilogue, output, place);
-                    }
+            Panels::Codes(Codes { codes, blocks }) => match codes {
+                Signed::Bytes(panels) => {
+                    let right = Scaled { of, panels, blocks };
+                    multiply(left, &right, epilogue, output, place);
                 }
-            }
+                Signed::Eighths(panels) => {
+                    let right = Scaled { of, panels, blocks };
+                    multiply(left, &right, epilogue, output, place);
+                }
+            },
         }
     }
 }
@@ -229,7 +202,7 @@ struct Decoded<T> {
     floats: Vec<[f32; WIDTH]>,
     /// Of a narrow panel, filled up.
     filled: Vec<[T; WIDTH]>,
-    scales: Vec<[f32; WIDTH]>,
+    of_blocks: Filled,
 }
 
 /// A row of a panel, as it is stored.
@@ -319,7 +292,13 @@ where
     }
 
     #[inline(always)]
-    fn finish(&self, panel: usize, sums: &[f32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
+    fn finish(
+        &self,
+        _: usize,
+        panel: usize,
+        sums: &[f32; WIDTH],
+        epilogue: &Epilogue,
+    ) -> [f32; WIDTH] {
         let mut values = *sums;
         epilogue.of_floats(panel, &mut values);
         values

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
+use crate::blocks::{Filled, Packed};
 use crate::dots::Dots;
 use crate::drive::{HEIGHT, Place, Right, multiply};
 use crate::error::{expect, expect_bits};
 use crate::layout::{Lines, WIDTH, apart, eighths, pairs};
 use crate::rows::Left;
 use crate::simd::Simd;
-use crate::{Epilogue, KernelError};
+use crate::{Blocks, Epilogue, KernelError};
 
 /// A matrix of signed codes `[k, n]`, of 4 or 8 bits, as it stays in memory.
 ///
@@ -18,6 +19,7 @@ pub struct IntegerMatrix {
     rows: usize,
     columns: usize,
     panels: Panels,
+    blocks: Option<Packed>,
 }
 
 /// The largest sum of products: a quarter of 32 bits is left for what is added to it.
@@ -49,6 +51,44 @@ impl IntegerMatrix {
             rows,
             columns,
             panels,
+            blocks: None,
+        })
+    }
+
+    /// Packs row-major codes of `bits` bits with scales of blocks. Sums of a block are exact; times their scales they
+    /// are added up in F32.
+    ///
+    /// Codes of 4 bits are stored as bytes where there are several blocks and 8 does not divide their rows.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), of sums of a block; [`KernelError::Block`] unless blocks divide the rows, several
+    /// ones in pairs of rows.
+    pub fn in_blocks(
+        codes: &[i8],
+        [rows, columns]: [usize; 2],
+        bits: u8,
+        blocks: Blocks<'_>,
+    ) -> Result<Self, KernelError> {
+        expect("codes", rows * columns, codes.len())?;
+        expect_bits(codes, bits)?;
+        let blocks = Packed::new(blocks, rows, columns)?;
+        let (block, is_one) = (blocks.rows, blocks.rows == rows);
+        if !is_one && !block.is_multiple_of(2) {
+            return Err(KernelError::Block { block, rows });
+        }
+        for block in codes.chunks((block * columns).max(1)) {
+            check_sums(block, columns)?;
+        }
+        let panels = match bits == 4 && (is_one || block.is_multiple_of(8)) {
+            true => Panels::Eighths(eighths(codes, rows, columns)),
+            false => Panels::Bytes(pairs(codes, rows, columns)),
+        };
+        Ok(Self {
+            rows,
+            columns,
+            panels,
+            blocks: Some(blocks),
         })
     }
 
@@ -73,6 +113,7 @@ impl IntegerMatrix {
             rows,
             columns,
             panels: Panels::Dots(dots),
+            blocks: None,
         }))
     }
 
@@ -83,11 +124,13 @@ impl IntegerMatrix {
 
     /// Bytes that it takes in memory.
     pub fn bytes(&self) -> usize {
-        match &self.panels {
+        let of_blocks = self.blocks.as_ref().map_or(0, Packed::bytes);
+        let codes = match &self.panels {
             Panels::Bytes(panels) => panels.bytes(),
             Panels::Eighths(panels) => panels.bytes(),
             Panels::Dots(dots) => dots.bytes(),
-        }
+        };
+        codes + of_blocks
     }
 
     /// Multiplies rows by it: `output` is `[rows, n]`.
@@ -119,12 +162,41 @@ impl IntegerMatrix {
         let of = (self.rows, self.columns);
         match &self.panels {
             Panels::Bytes(panels) => {
-                multiply(left, &Paired { of, panels }, epilogue, output, place)
+                let right = Paired { of, panels };
+                self.paired(right, left, epilogue, output, place);
             }
             Panels::Eighths(panels) => {
-                multiply(left, &Paired { of, panels }, epilogue, output, place);
+                let right = Paired { of, panels };
+                self.paired(right, left, epilogue, output, place);
             }
             Panels::Dots(dots) => dots.multiply(left, epilogue, output, place),
+        }
+    }
+
+    fn paired<T: Copy + Default + Sync, const LINE: usize>(
+        &self,
+        right: Paired<'_, T, LINE>,
+        left: &dyn Left<i16>,
+        epilogue: &Epilogue,
+        output: &mut [f32],
+        place: Place,
+    ) where
+        [T; LINE]: Pairs,
+    {
+        match &self.blocks {
+            None => multiply(left, &right, epilogue, output, place),
+            Some(blocks) => {
+                let pairs = match blocks.rows == self.rows {
+                    true => right.lines().max(1),
+                    false => blocks.rows / 2,
+                };
+                let right = InBlocks {
+                    right,
+                    blocks,
+                    pairs,
+                };
+                multiply(left, &right, epilogue, output, place);
+            }
         }
     }
 }
@@ -132,9 +204,13 @@ impl IntegerMatrix {
 /// Whether there are as many codes as the shape says, and no sum leaves its 32 bits.
 fn check(codes: &[i8], rows: usize, columns: usize) -> Result<(), KernelError> {
     expect("codes", rows * columns, codes.len())?;
+    check_sums(codes, columns)
+}
+
+fn check_sums(codes: &[i8], columns: usize) -> Result<(), KernelError> {
     for column in 0..columns {
-        let terms = (0..rows).map(|row| i64::from(codes[row * columns + column]).abs());
-        let sum = 255 * terms.sum::<i64>();
+        let terms = codes.iter().skip(column).step_by(columns);
+        let sum = 255 * terms.map(|code| i64::from(*code).abs()).sum::<i64>();
         if sum > LARGEST {
             return Err(KernelError::Overflow { column, sum });
         }
@@ -206,6 +282,46 @@ impl Pairs for [u32; WIDTH] {
     }
 }
 
+impl<T: Copy + Default + Sync, const LINE: usize> Paired<'_, T, LINE>
+where
+    [T; LINE]: Pairs,
+{
+    /// Adds products of some of the lines that were decoded, from `first` on.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn add_some<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        rows: &[i16],
+        panel: usize,
+        lines: Range<usize>,
+        first: usize,
+        decoded: &Decoded<T, LINE>,
+        sums: &mut [[i32; WIDTH]; R],
+    ) {
+        let apart = self.stride() / 2;
+        let all = rows.as_chunks::<2>().0;
+        let mut rows: [&[[i16; 2]]; R] = [&[]; R];
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = &all[index * apart + lines.start..index * apart + lines.end];
+        }
+        let Decoded { filled, bytes } = decoded;
+        if bytes.is_empty() {
+            let of = stored::<[T; LINE]>(lines);
+            let filled = match filled.is_empty() {
+                true => &filled[..],
+                false => {
+                    let start = stored::<[T; LINE]>(first..first).start;
+                    &filled[of.start - start..of.end - start]
+                }
+            };
+            Pairs::add(simd, rows, self.panels.of(panel, of, filled), sums);
+        } else {
+            simd.add_pairs(rows, &bytes[lines.start - first..lines.end - first], sums);
+        }
+    }
+}
+
 /// The lines in which pairs are stored.
 fn stored<P: Pairs>(pairs: Range<usize>) -> Range<usize> {
     pairs.start / P::PAIRS..pairs.end / P::PAIRS
@@ -260,23 +376,131 @@ where
         decoded: &Decoded<T, LINE>,
         sums: &mut [[i32; WIDTH]; R],
     ) {
-        let apart = self.stride() / 2;
-        let all = rows.as_chunks::<2>().0;
-        let mut rows: [&[[i16; 2]]; R] = [&[]; R];
-        for (index, row) in rows.iter_mut().enumerate() {
-            *row = &all[index * apart + lines.start..index * apart + lines.end];
-        }
-        let Decoded { filled, bytes } = decoded;
-        if bytes.is_empty() {
-            let stored = stored::<[T; LINE]>(lines);
-            Pairs::add(simd, rows, self.panels.of(panel, stored, filled), sums);
-        } else {
-            simd.add_pairs(rows, bytes, sums);
+        self.add_some(simd, rows, panel, lines.clone(), lines.start, decoded, sums);
+    }
+
+    #[inline(always)]
+    fn finish(
+        &self,
+        row: usize,
+        panel: usize,
+        sums: &[i32; WIDTH],
+        epilogue: &Epilogue,
+    ) -> [f32; WIDTH] {
+        epilogue.of_codes(row, panel, sums)
+    }
+}
+
+/// Panels of pairs of rows, and scales of blocks of rows.
+struct InBlocks<'a, T, const LINE: usize> {
+    right: Paired<'a, T, LINE>,
+    blocks: &'a Packed,
+    /// Of a block.
+    pairs: usize,
+}
+
+/// Lines of a panel, and scales of blocks, of a narrow panel filled up.
+#[derive(Default)]
+struct DecodedBlocks<T, const LINE: usize> {
+    lines: Decoded<T, LINE>,
+    of_blocks: Filled,
+}
+
+impl<T, const LINE: usize> InBlocks<'_, T, LINE> {
+    /// The blocks that lines lie in.
+    fn touched(&self, lines: &Range<usize>) -> Range<usize> {
+        lines.start / self.pairs..lines.end.div_ceil(self.pairs)
+    }
+}
+
+impl<T: Copy + Default + Sync, const LINE: usize> Right<i16> for InBlocks<'_, T, LINE>
+where
+    [T; LINE]: Pairs,
+{
+    type Sums = [f32; WIDTH];
+    type Decoded = DecodedBlocks<T, LINE>;
+
+    fn stride(&self) -> usize {
+        self.right.stride()
+    }
+
+    fn columns(&self) -> usize {
+        self.right.columns()
+    }
+
+    fn lines(&self) -> usize {
+        self.right.lines()
+    }
+
+    #[inline(always)]
+    fn decode<S: Simd>(
+        &self,
+        simd: S,
+        panel: usize,
+        lines: Range<usize>,
+        rows: usize,
+        decoded: &mut DecodedBlocks<T, LINE>,
+    ) {
+        let blocks = self.touched(&lines);
+        self.blocks.fill_up(panel, blocks, &mut decoded.of_blocks);
+        self.right
+            .decode(simd, panel, lines, rows, &mut decoded.lines);
+    }
+
+    #[inline(always)]
+    fn add<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        rows: &[i16],
+        panel: usize,
+        lines: Range<usize>,
+        decoded: &DecodedBlocks<T, LINE>,
+        sums: &mut [[f32; WIDTH]; R],
+    ) {
+        let blocks = self.touched(&lines);
+        let scales = self.blocks.of(panel, blocks.clone(), &decoded.of_blocks);
+        for (block, (scale, offset)) in blocks.zip(scales) {
+            let start = lines.start.max(block * self.pairs);
+            let end = lines.end.min((block + 1) * self.pairs);
+            let mut of_block = [[0; WIDTH]; R];
+            self.right.add_some(
+                simd,
+                rows,
+                panel,
+                start..end,
+                lines.start,
+                &decoded.lines,
+                &mut of_block,
+            );
+            let scale = simd.floats(scale);
+            for (sums, of_block) in sums.iter_mut().zip(&of_block) {
+                let of_block = simd.floats(&of_block.map(|sum| sum as f32));
+                *sums = simd.store(simd.fuse(of_block, scale, simd.floats(sums)));
+            }
+            let Some(offset) = offset else {
+                continue;
+            };
+            let offset = simd.floats(offset);
+            for (sums, row) in sums.iter_mut().zip(rows.chunks(self.stride())) {
+                // A last row may be shorter by what fills it up.
+                let end = (2 * end).min(row.len());
+                let total: i32 = row[2 * start..end]
+                    .iter()
+                    .map(|code| i32::from(*code))
+                    .sum();
+                *sums = simd.store(simd.multiply_add(-(total as f32), offset, simd.floats(sums)));
+            }
         }
     }
 
     #[inline(always)]
-    fn finish(&self, panel: usize, sums: &[i32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
-        epilogue.of_codes(panel, sums)
+    fn finish(
+        &self,
+        row: usize,
+        panel: usize,
+        sums: &[f32; WIDTH],
+        epilogue: &Epilogue,
+    ) -> [f32; WIDTH] {
+        epilogue.of_rows(row, panel, *sums)
     }
 }

@@ -28,6 +28,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod depthwise;
 mod dots;
 mod drive;
@@ -42,12 +43,13 @@ mod rows;
 mod simd;
 mod sparse;
 
+pub use blocks::Blocks;
 pub use depthwise::Depthwise;
 pub use elementwise::{add, clamp, gelu, layer_norm, sigmoid, softmax, tanh, turn};
 pub use epilogue::Epilogue;
 pub use error::KernelError;
 pub use float::{FloatMatrix, Storage};
 pub use integer::IntegerMatrix;
-pub use quantize::{CodeGrid, dynamic_grid};
+pub use quantize::{CodeGrid, dynamic_grid, range};
 pub use rows::{Geometry, Left, Rows, Windows};
 pub use sparse::SparseMatrix;

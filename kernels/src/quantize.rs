@@ -16,10 +16,13 @@ pub struct CodeGrid {
 impl CodeGrid {
     /// The distances of the nearest codes: `round(x · (1 / scale))`, ties to even, in the limits. Says
     /// whether all values are finite: NaN has no code, and gets `low`.
+    ///
+    /// # Panics
+    ///
+    /// Unless there are as many codes as values.
     #[must_use = "NaN has no code"]
-    pub fn quantize(&self, values: &[f32], codes: &mut Vec<i16>) -> bool {
-        codes.clear();
-        codes.resize(values.len(), 0);
+    pub fn quantize(&self, values: &[f32], codes: &mut [i16]) -> bool {
+        assert_eq!(values.len(), codes.len(), "one code for each value");
         let mut are_finite = true;
         dispatch(Quantize {
             values,
@@ -69,16 +72,7 @@ impl Task for Quantize<'_> {
 /// The grid of 256 codes from min(x, 0) to max(x, 0) of the finite values, and its zero point, as ONNX's
 /// `DynamicQuantizeLinear` has it.
 pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
-    let mut extremes = [0.0f32; 2];
-    dispatch(Extremes {
-        values,
-        extremes: &mut extremes,
-    });
-    if extremes.iter().any(|x| x.is_infinite()) {
-        let finite = values.iter().filter(|x| x.is_finite());
-        extremes = finite.fold([0.0; 2], |[low, high], x| [x.min(low), x.max(high)]);
-    }
-    let [low, high] = extremes;
+    let [low, high] = range(values);
     let scale = match (high - low) / 255.0 {
         scale if scale.is_finite() => scale,
         // The distance alone is beyond F32.
@@ -95,6 +89,20 @@ pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
         high: 255 - zero_point,
     };
     (grid, i32::from(zero_point))
+}
+
+/// `min(x, 0)` and `max(x, 0)` of the finite values.
+pub fn range(values: &[f32]) -> [f32; 2] {
+    let mut extremes = [0.0f32; 2];
+    dispatch(Extremes {
+        values,
+        extremes: &mut extremes,
+    });
+    if extremes.iter().any(|x| x.is_infinite()) {
+        let finite = values.iter().filter(|x| x.is_finite());
+        extremes = finite.fold([0.0; 2], |[low, high], x| [x.min(low), x.max(high)]);
+    }
+    extremes
 }
 
 struct Extremes<'a> {

@@ -1,7 +1,7 @@
 //! Sums of codes are those of 64-bit integers, whatever the shape, the codes and the grid.
 
 use burn_lean_kernels::{
-    CodeGrid, Depthwise, Epilogue, Geometry, IntegerMatrix, KernelError, Rows, Windows,
+    Blocks, CodeGrid, Depthwise, Epilogue, Geometry, IntegerMatrix, KernelError, Rows, Windows,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -95,6 +95,82 @@ proptest! {
     }
 
     #[test]
+    fn sums_of_blocks_are_multiplied_by_their_scales(
+        rows in 1_usize..20, size in 1_usize..20, blocks in 1_usize..60, columns in 1_usize..50,
+        narrow: bool, offset: bool, seed: u64,
+    ) {
+        let size = if blocks == 1 { size } else { 2 * size };
+        let terms = size * blocks;
+        let (low, high, bits) = if narrow { (-8, 7, 4) } else { (-128, 127, 8) };
+        let left = codes(-255, 255, seed, rows * terms);
+        let right = bytes(low, high, seed ^ 1, terms * columns);
+        // Multiples of a quarter: all is exact.
+        let scales = codes(1, 9, seed ^ 2, blocks * columns);
+        let scales: Vec<f32> = scales.into_iter().map(|scale| f32::from(scale) / 4.0).collect();
+        let zeros = codes(if offset { -9 } else { 0 }, if offset { 9 } else { 1 }, seed ^ 3, scales.len());
+        let offsets = zeros.iter().zip(&scales).map(|(zero, scale)| f32::from(*zero) * scale);
+        let offsets: Vec<f32> = offsets.collect();
+        let in_blocks = match offset {
+            true => Blocks::new(size, &scales).with_offsets(&offsets),
+            false => Blocks::new(size, &scales),
+        };
+        let matrix = IntegerMatrix::in_blocks(&right, [terms, columns], bits, in_blocks).unwrap();
+        let mut output = vec![f32::NAN; rows * columns];
+        let of_rows = vec![0.5; rows];
+        let epilogue = Epilogue::new(columns).with_row_scale(of_rows);
+        matrix.multiply(&Rows::dense(&left, terms), &epilogue, &mut output);
+        for row in 0..rows {
+            for column in 0..columns {
+                let product = |term: usize| {
+                    let scale = f64::from(scales[term / size * columns + column]);
+                    let zero = f64::from(zeros[term / size * columns + column]);
+                    let code = f64::from(right[term * columns + column]);
+                    let code = if offset { code - zero } else { code };
+                    f64::from(left[row * terms + term]) * code * scale
+                };
+                let sum: f64 = (0..terms).map(product).sum();
+                let found = f64::from(output[row * columns + column]);
+                // Sums of more than 2²⁴ quarters are rounded, two of each block.
+                let most = (0..terms).map(|term| {
+                    let scale = f64::from(scales[term / size * columns + column]);
+                    f64::from(left[row * terms + term]).abs() * 137.0 * scale
+                });
+                let most: f64 = 2.0 * most.sum::<f64>();
+                let off = (found - 0.5 * sum).abs();
+                prop_assert!(off <= most * blocks as f64 * 2f64.powi(-24), "{found} {sum}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_may_have_a_grid_each(
+        rows in 1_usize..40, terms in 1_usize..90, columns in 1_usize..150,
+        zero_points in prop::collection::vec(0_i16..256, 40), seed: u64,
+    ) {
+        let left: Vec<i16> = (0..rows)
+            .flat_map(|row| {
+                let zero_point = zero_points[row];
+                codes(-zero_point, 255 - zero_point, seed ^ row as u64, terms)
+            })
+            .collect();
+        let right = bytes(-128, 127, seed ^ 91, terms * columns);
+        // Powers of two, so that nothing is rounded.
+        let scale: Vec<f32> = (0..rows as i32).map(|row| 2.0_f32.powi(row % 7 - 3)).collect();
+        let epilogue = Epilogue::new(columns).with_row_scale(scale.clone());
+        let mut expected = product(&left, &right, [rows, terms, columns]);
+        for (row, scale) in expected.chunks_mut(columns).zip(&scale) {
+            row.iter_mut().for_each(|sum| *sum *= scale);
+        }
+        let pairs = IntegerMatrix::new(&right, terms, columns, 8).unwrap();
+        let many = IntegerMatrix::for_many_rows(&right, terms, columns).unwrap();
+        for matrix in [Some(pairs), many].into_iter().flatten() {
+            let mut output = vec![f32::NAN; rows * columns];
+            matrix.multiply(&Rows::dense(&left, terms), &epilogue, &mut output);
+            prop_assert_eq!(&output, &expected);
+        }
+    }
+
+    #[test]
     fn a_convolution_of_codes_is_exact(
         extents in [1_usize..9, 1_usize..9], batch in 1_usize..4, groups in 1_usize..4,
         per_group in 1_usize..6, out_per_group in 1_usize..20, kernel in [1_usize..4, 1_usize..4],
@@ -185,7 +261,7 @@ proptest! {
         let grid = CodeGrid { scale, low: -zero_point, high: 255 - zero_point };
         let mut values: Vec<f32> = values.into_iter().map(|steps| steps * scale).collect();
         values.extend([f32::INFINITY, f32::NEG_INFINITY, 0.0, scale * 0.5, scale * 1.5]);
-        let mut found = Vec::new();
+        let mut found = vec![0; values.len()];
         prop_assert!(!grid.quantize(&values, &mut found));
         let expected: Vec<i16> = values
             .iter()
@@ -202,7 +278,7 @@ proptest! {
 #[test]
 fn codes_of_scales_at_the_ends_of_f32_are_the_nearest_ones() {
     let codes = |scale: f32, values: &[f32]| {
-        let mut found = Vec::new();
+        let mut found = vec![0; values.len()];
         let grid = CodeGrid {
             scale,
             low: -128,

@@ -1,8 +1,9 @@
 //! Floats times stored weights, against sums in 64 bits.
 
 use burn_lean_kernels::{
-    Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows, SparseMatrix,
-    Storage, Windows, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh, turn,
+    Blocks, Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows,
+    SparseMatrix, Storage, Windows, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh,
+    turn,
 };
 
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -120,23 +121,31 @@ fn codes_with_scales_are_dequantized_in_the_product() {
                     .into_iter()
                     .map(|x| 0.01 + x * x)
                     .collect();
-                let values: Vec<f32> = (0..terms * columns)
-                    .map(|i| {
-                        let scale = scales[i / columns / block * columns + i % columns];
-                        f32::from(codes[i]) * scale
-                    })
-                    .collect();
-                let size = [terms, columns];
-                let matrix = FloatMatrix::of_codes(&codes, size, bits, block, &scales).unwrap();
-                let mut output = vec![f32::NAN; rows * columns];
-                let left_rows = Rows::dense(&left, terms);
-                matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
-                check(&output, &left, &values, shape);
+                // Codes of zero.
+                let zeros = numbers(4, scales.len()).into_iter();
+                let zeros: Vec<f32> = zeros.map(|x| (x * largest).floor()).collect();
+                let offsets = zeros.iter().zip(&scales).map(|(zero, scale)| zero * scale);
+                let offsets: Vec<f32> = offsets.collect();
+                let plain = Blocks::new(block, &scales);
+                for (blocks, offset) in [(plain, 0.0), (plain.with_offsets(&offsets), 1.0)] {
+                    let values: Vec<f32> = (0..terms * columns)
+                        .map(|i| {
+                            let of = i / columns / block * columns + i % columns;
+                            (f32::from(codes[i]) - offset * zeros[of]) * scales[of]
+                        })
+                        .collect();
+                    let size = [terms, columns];
+                    let matrix = FloatMatrix::of_codes(&codes, size, bits, blocks).unwrap();
+                    let mut output = vec![f32::NAN; rows * columns];
+                    let left_rows = Rows::dense(&left, terms);
+                    matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
+                    check(&output, &left, &values, shape);
+                }
             }
         }
     }
     assert!(matches!(
-        FloatMatrix::of_codes(&[0; 6], [6, 1], 4, 4, &[1.0; 2]),
+        FloatMatrix::of_codes(&[0; 6], [6, 1], 4, Blocks::new(4, &[1.0; 2])),
         Err(KernelError::Block { block: 4, rows: 6 })
     ));
 }
@@ -152,8 +161,8 @@ fn products_do_not_depend_on_the_number_of_threads() {
         let scales: Vec<f32> = numbers(3, terms / 32 * columns);
         let size = [terms, columns];
         let mut matrices = vec![
-            FloatMatrix::of_codes(&codes, size, 4, 32, &scales).unwrap(),
-            FloatMatrix::of_codes(&codes, size, 8, 32, &scales).unwrap(),
+            FloatMatrix::of_codes(&codes, size, 4, Blocks::new(32, &scales)).unwrap(),
+            FloatMatrix::of_codes(&codes, size, 8, Blocks::new(32, &scales)).unwrap(),
         ];
         for storage in [Storage::F32, Storage::F16, Storage::BF16] {
             matrices.push(FloatMatrix::new(&right, terms, columns, storage).unwrap());
@@ -214,7 +223,8 @@ fn large_numbers_times_codes_stay_finite() {
             let codes = vec![-7; terms * columns];
             let scales = vec![0.5; terms / block * columns];
             let size = [terms, columns];
-            let matrix = FloatMatrix::of_codes(&codes, size, bits, block, &scales).unwrap();
+            let matrix =
+                FloatMatrix::of_codes(&codes, size, bits, Blocks::new(block, &scales)).unwrap();
             let mut output = vec![0.0; rows * columns];
             let epilogue = Epilogue::new(columns);
             matrix.multiply(&Rows::dense(&left, terms), &epilogue, &mut output);
@@ -230,7 +240,8 @@ fn memory_is_what_the_form_takes() {
     let matrix = |storage| FloatMatrix::new(&[1.0; 64 * 32], 64, 32, storage).unwrap();
     assert_eq!(matrix(Storage::F32).bytes(), 4 * 64 * 32);
     assert_eq!(matrix(Storage::BF16).bytes(), 2 * 64 * 32);
-    let codes = FloatMatrix::of_codes(&[1; 64 * 32], [64, 32], 4, 64, &[1.0; 32]).unwrap();
+    let codes =
+        FloatMatrix::of_codes(&[1; 64 * 32], [64, 32], 4, Blocks::new(64, &[1.0; 32])).unwrap();
     assert_eq!(codes.bytes(), 64 * 32 / 2 + 4 * 32);
     // Of columns that no 16 fill as much as there are.
     for columns in [1, 10, 15, 17, 42] {
@@ -241,7 +252,9 @@ fn memory_is_what_the_form_takes() {
         let (codes, scales) = (vec![1; 64 * columns], vec![1.0; 2 * columns]);
         for bits in [4, 8] {
             let bytes = 64 * columns * usize::from(bits) / 8;
-            let matrix = FloatMatrix::of_codes(&codes, [64, columns], bits, 32, &scales).unwrap();
+            let matrix =
+                FloatMatrix::of_codes(&codes, [64, columns], bits, Blocks::new(32, &scales))
+                    .unwrap();
             assert_eq!(matrix.bytes(), bytes + 4 * 2 * columns);
             let matrix = IntegerMatrix::new(&codes, 64, columns, bits).unwrap();
             assert_eq!(matrix.bytes(), bytes);
@@ -369,7 +382,7 @@ fn dynamic_grids_hold_zero_and_the_extremes() {
 fn values_without_a_code_are_told_and_leave_the_grid_of_the_others() {
     let values: Vec<f32> = (0..40).map(|i| i as f32 / 39.0).collect();
     let (grid, _) = dynamic_grid(&values);
-    let mut codes = Vec::new();
+    let mut codes = vec![0; values.len()];
     assert!(grid.quantize(&values, &mut codes));
     for broken in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for at in [0, 15, 16, 39] {
@@ -382,7 +395,7 @@ fn values_without_a_code_are_told_and_leave_the_grid_of_the_others() {
         }
     }
     let extremes = [f32::MAX, f32::MIN, f32::MIN_POSITIVE, -1e-45, 0.0, -0.0];
-    assert!(grid.quantize(&extremes, &mut codes));
+    assert!(grid.quantize(&extremes, &mut codes[..6]));
 }
 
 #[test]

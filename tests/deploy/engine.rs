@@ -10,8 +10,8 @@ use burn::nn::{
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::deploy::{
-    ActivationQuantization, Arithmetic, Backend, DeployError, EngineConfig, EngineReport,
-    Execution, Export, FloatStorage, Quantization, integer_kernels,
+    ActivationQuantization, Arithmetic, Backend, DeployError, DynamicGrid, EngineConfig,
+    EngineReport, Execution, Export, FloatStorage, Quantization, integer_kernels,
 };
 use burn_lean::quant::{
     Granularity, NumberFormat, QuantParams, QuantizedTensor, Scheme,
@@ -452,7 +452,7 @@ fn codes_are_read_by_windows_and_by_rows() {
     let own = EngineConfig::new().with_backend(Some(Backend::Own));
     let own = own.with_arithmetic(Arithmetic::Integer);
     for how in [
-        ActivationQuantization::Dynamic,
+        ActivationQuantization::Dynamic(DynamicGrid::uint8()),
         ActivationQuantization::Static(GRID),
     ] {
         let quantization = Quantization::none()

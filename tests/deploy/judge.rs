@@ -153,6 +153,8 @@ fn npy(data: TensorData) -> Vec<u8> {
         DType::F32 => ("<f4", data.as_bytes().to_vec()),
         DType::I64 => ("<i8", data.as_bytes().to_vec()),
         DType::I32 => ("<i4", data.as_bytes().to_vec()),
+        DType::I16 => ("<i2", data.as_bytes().to_vec()),
+        DType::I8 => ("|i1", data.as_bytes().to_vec()),
         DType::U8 => ("|u1", data.as_bytes().to_vec()),
         DType::Bool(_) => ("|b1", data.iter::<bool>().map(u8::from).collect()),
         other => panic!("{other:?} has no letter here"),

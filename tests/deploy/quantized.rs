@@ -7,8 +7,8 @@ use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{
-    ActivationQuantization, Arithmetic, Backend, ElementType, EngineConfig, Execution, Export,
-    Form, Quantization,
+    ActivationQuantization, Arithmetic, Backend, DynamicGrid, ElementType, EngineConfig, Execution,
+    Export, Form, Quantization,
 };
 use burn_lean::graph::Tensors;
 use burn_lean::quant::{
@@ -438,7 +438,7 @@ fn what_has_no_code_is_nan_in_its_row_or_image_alone() {
     let own = config.clone().with_backend(Some(Backend::Own));
     for how in [
         ActivationQuantization::Static(GRID),
-        ActivationQuantization::Dynamic,
+        ActivationQuantization::Dynamic(DynamicGrid::uint8()),
     ] {
         let quantization = |weight| {
             let codes = Quantization::none().with_weight("weight", weight);
@@ -464,7 +464,7 @@ fn what_has_no_code_is_nan_in_its_row_or_image_alone() {
         };
         for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             // Infinities are the ends of a grid that is known.
-            let is_lost = number.is_nan() || how == ActivationQuantization::Dynamic;
+            let is_lost = number.is_nan() || matches!(how, ActivationQuantization::Dynamic(_));
             let x = TensorData::new(broken(values(rows.clone()), number), [3, 16]);
             let x = Tensor::<2>::from_data(x, &device);
             let found = lost(values(of_rows_own.run(&x).unwrap()), 3);
@@ -504,14 +504,24 @@ fn floats_stay_where_integers_do_not_fit_and_the_report_says_why() {
     let affine = QuantizedTensor::quantize(&weight, &qparams, &affine).unwrap();
     let of_rows = codes(&weight, 0);
     let static_input = ActivationQuantization::Static(GRID);
-    for (codes, why) in [(affine, "zero point"), (of_rows, "other scales")] {
-        let layer = compile(
-            Quantization::none()
-                .with_weight("weight", codes)
-                .with_input("weight", static_input),
-        );
+    for (codes, execution, why) in [
+        (affine, Execution::Integer, None),
+        (of_rows, Execution::WeightsInteger, Some("not rounded")),
+    ] {
+        let quantization = Quantization::none().with_weight("weight", codes);
+        let quantization = quantization.with_input("weight", static_input);
+        let layer = compile(quantization.clone());
+        let reason = layer.reason.unwrap_or_default();
+        assert_eq!(layer.execution, execution, "{reason}");
+        assert!(reason.contains(why.unwrap_or_default()), "{reason}");
+        // ONNX has no operator for either.
+        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x)).unwrap();
+        let file = export.with_quantization(quantization);
+        let layer = file.to_onnx(Form::Integer).unwrap().layers.remove(0);
         assert_eq!(layer.execution, Execution::DequantizedOnce);
-        assert!(layer.reason.as_ref().unwrap().contains(why), "{layer:?}");
+        let reason = layer.reason.unwrap_or_default();
+        let why = "its weight has a zero point, or other scales than one for each output channel";
+        assert_eq!(reason, why);
     }
     // Codes of 8 bits alone are multiplied by floats.
     let layer = compile(Quantization::none().with_weight("weight", codes(&weight, 1)));

@@ -3,11 +3,12 @@
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_lean::deploy::{EngineConfig, Export, Form};
+use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form};
 use burn_lean::oneshot::{
     Activations, Compressed, OneShot, OneShotError, Preset, Quantize, Rounding, load_compressed,
 };
 use burn_lean::quant::{
+    QuantizedForward,
     deploy::{load_compressed_tensors, save_compressed_tensors},
     quantized_weights,
 };
@@ -108,6 +109,43 @@ fn an_export_has_the_codes_and_the_engine_the_outputs() {
     let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
     // Three bytes of four go; scales and nodes come.
     assert!(codes < floats - weights, "{codes} of {floats}");
+}
+
+#[test]
+fn engines_multiply_the_codes_of_presets() {
+    let device = Device::flex();
+    let x = tokens(&device).remove(1);
+    let forward = |model: &Llama, x: Tensor<2, Int>| model.forward(x);
+    for (name, execution) in [
+        ("w8a16", Execution::WeightsInteger),
+        ("w4a16-g8", Execution::WeightsInteger),
+        ("w8a8", Execution::Integer),
+        ("w4a8-g8", Execution::Integer),
+    ] {
+        let preset: Preset = name.parse().unwrap();
+        let done = compressed(name, &device);
+        let weights = done.weights.len();
+        let prepared = done.prepare(preset.activations.as_ref()).unwrap();
+        let quantized = QuantizedForward::new();
+        let expected = quantized.run(&prepared.model, x.clone(), forward).unwrap();
+        let export = Export::record(&prepared.model, &x, forward).unwrap();
+        assert_eq!(export.quantization().left_float().count(), 0, "{name}");
+        let config = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
+        let config = config.with_backend(Some(Backend::Own));
+        let engine = config.compile(export).unwrap();
+        let layers = engine.report().layers;
+        let quantized = layers.iter().filter(|layer| layer.execution == execution);
+        assert_eq!(quantized.count(), weights, "{name} {layers:?}");
+        let (found, expected) = (engine.run(&x).unwrap(), expected);
+        let (found, expected) = (values::<3>(found), values::<3>(expected));
+        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        // Where codes are rounded the last bit of a sum may decide, and the next layers weigh it.
+        let share = match execution {
+            Execution::Integer => 0.05,
+            _ => 2e-5,
+        };
+        assert_near!(found.iter(), &expected, share * largest);
+    }
 }
 
 /// With a matrix that belongs to no layer of Burn's.

@@ -171,6 +171,8 @@ pub(super) fn each<O: Tensors>(
     let weights = export.weights()?;
     let own = Limits {
         no_volumes: true,
+        engine_operators: true,
+        wide_integers: true,
         ..Limits::default()
     };
     let mut integer = None;
@@ -243,6 +245,9 @@ pub(super) fn each<O: Tensors>(
                 no_convolutions: !kernels.exact_convolutions,
                 no_volumes: true,
                 narrow_blocks: true,
+                no_zero_points: true,
+                engine_operators: false,
+                wide_integers: true,
             };
             let written = export.write(&weights, Form::Integer, limits)?;
             // Weights alone it dequantizes in every run.

@@ -43,7 +43,7 @@ struct Reader {
 impl Reader {
     fn push(&mut self, data: Result<TensorData, impl std::fmt::Display>) {
         let value = data.map_err(|error| error.to_string()).and_then(to_value);
-        match value {
+        match value.and_then(widened) {
             Ok(value) => self.values.push(value),
             Err(error) => self.error = Some(error),
         }
@@ -64,6 +64,7 @@ impl TensorMapper for Reader {
 pub(crate) fn read(tensor: DispatchTensor) -> Result<Value, DeployError> {
     let data = data::read(tensor);
     let value = data.map_err(|error| error.to_string()).and_then(to_value);
+    let value = value.and_then(widened);
     value.map_err(|reason| DeployError::Run { reason })
 }
 
@@ -89,6 +90,21 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
             shape,
             values.map_err(|_| "an integer of the input does not fit I32")?,
         )
+    }
+}
+
+/// With bytes as I32, as a recording's are computed.
+fn widened(value: Value) -> Result<Value, String> {
+    match value {
+        Value::Int8Tensor(x) => shaped(
+            x.shape().to_vec(),
+            x.iter().map(|x| i32::from(*x)).collect(),
+        ),
+        Value::UInt8Tensor(x) => shaped(
+            x.shape().to_vec(),
+            x.iter().map(|x| i32::from(*x)).collect(),
+        ),
+        other => Ok(other),
     }
 }
 

@@ -6,7 +6,6 @@ use burn::backend::ir::TensorIr;
 use burn::backend::{DispatchTensor, ExecutionError, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
-use super::element;
 use crate::{DeployError, ElementType};
 
 /// A tensor whose values are read at every use: of weights that are written as codes, never.
@@ -56,11 +55,9 @@ impl HostTensor {
         Ok(self.read()?.iter::<f32>().collect())
     }
 
-    /// Type and bytes as ONNX has them.
-    pub(crate) fn encode(&self, what: &str) -> Result<(ElementType, Vec<u8>), DeployError> {
-        let element = element(self.dtype, what)?;
-        let data = self.read()?;
-        Ok((element, encode(&data, element)))
+    /// Its bytes as ONNX has them.
+    pub(crate) fn encode(&self, element: ElementType) -> Result<Vec<u8>, DeployError> {
+        Ok(encode(&*self.read()?, element))
     }
 }
 
@@ -69,6 +66,9 @@ fn encode(data: &TensorData, element: ElementType) -> Vec<u8> {
         ElementType::Bool => data.iter::<bool>().map(u8::from).collect(),
         ElementType::F32 if data.dtype() != DType::F32 => {
             data.iter::<f32>().flat_map(f32::to_le_bytes).collect()
+        }
+        ElementType::I32 if data.dtype() != DType::I32 => {
+            data.iter::<i32>().flat_map(i32::to_le_bytes).collect()
         }
         _ if cfg!(target_endian = "little") => data.as_bytes().to_vec(),
         _ => {

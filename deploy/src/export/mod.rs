@@ -65,6 +65,12 @@ pub(crate) struct Limits {
     /// They multiply floats by codes of 4 bits in blocks of 16 to 128 alone; otherwise also by codes of
     /// 8 bits, in blocks of any size.
     pub(crate) narrow_blocks: bool,
+    /// Blocks of codes that they multiply floats by have no zero points.
+    pub(crate) no_zero_points: bool,
+    /// They quantize activations with a range of the values at hand, as any [`DynamicGrid`](crate::DynamicGrid) says.
+    pub(crate) engine_operators: bool,
+    /// They compute integers of 8 and 16 bits in 32.
+    pub(crate) wide_integers: bool,
 }
 
 impl Limits {
@@ -299,7 +305,7 @@ impl<O: Tensors> Export<O> {
             let name = writer.name_input(*id);
             let sizes = self.open.sizes(*id, shape);
             writer.inputs.push(ValueInfo {
-                element: element(*dtype, &name)?,
+                element: writer.element(*dtype, &name)?,
                 name,
                 shape: self.open.dimensions(&sizes),
             });

@@ -41,6 +41,10 @@ impl Codes {
         self.zero_point.iter().all(|zero| *zero == 0)
     }
 
+    pub(crate) fn is_in_blocks(&self) -> bool {
+        matches!(self.scale, Spread::Blocks(..))
+    }
+
     /// Largest distance of a code from 0.
     pub(crate) fn largest(&self) -> i16 {
         self.codes.iter().map(|code| code.abs()).max().unwrap_or(0)

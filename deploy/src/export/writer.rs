@@ -112,7 +112,8 @@ impl<'a> Writer<'a> {
         };
         let path = self.constant_name(tensor.id);
         let name = self.unique(&path);
-        let (element, bytes) = value.encode(&name)?;
+        let element = self.element(value.dtype, &name)?;
+        let bytes = value.encode(element)?;
         self.initializers.push(Initializer {
             name: name.clone(),
             path,
@@ -169,6 +170,15 @@ impl<'a> Writer<'a> {
         name
     }
 
+    /// What a recorded dtype is written as.
+    pub(crate) fn element(&self, dtype: DType, what: &str) -> Result<ElementType, DeployError> {
+        use ElementType::{I8, I16, I32, U8, U16};
+        Ok(match element(dtype, what)? {
+            I8 | I16 | U8 | U16 if self.limits.wide_integers => I32,
+            element => element,
+        })
+    }
+
     pub(crate) fn ints(&mut self, values: &[i64]) -> String {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes());
         let bytes = bytes.collect();
@@ -183,7 +193,7 @@ impl<'a> Writer<'a> {
 
     /// A number as a tensor without axes, of a dtype.
     pub(crate) fn scalar(&mut self, value: ScalarIr, dtype: DType) -> Result<String, DeployError> {
-        let element = element(dtype, "a number")?;
+        let element = self.element(dtype, "a number")?;
         let bytes = scalar_bytes(value, element);
         Ok(self.initializer("number", element, &[], bytes))
     }
@@ -326,7 +336,7 @@ impl<'a> Writer<'a> {
             let start = self.scalar(ScalarIr::Int(start), DType::I64)?;
             name = self.emit("Add", vec![name, start], "Add", vec![]);
         }
-        Ok(match element(tensor.dtype, "a count")? {
+        Ok(match self.element(tensor.dtype, "a count")? {
             ElementType::I64 => name,
             other => self.cast_to(name, other),
         })
@@ -365,11 +375,23 @@ impl<'a> Writer<'a> {
         names: [&str; N],
         attributes: Vec<Attribute>,
     ) -> [String; N] {
+        self.emit_all_in("", operator, inputs, names, attributes)
+    }
+
+    /// The same, in a domain of operators.
+    pub(crate) fn emit_all_in<const N: usize>(
+        &mut self,
+        domain: &'static str,
+        operator: &'static str,
+        inputs: Vec<String>,
+        names: [&str; N],
+        attributes: Vec<Attribute>,
+    ) -> [String; N] {
         let outputs = names.map(|name| match name {
             "" => String::new(),
             name => self.unique(name),
         });
-        self.push("", operator, inputs, outputs.to_vec(), attributes);
+        self.push(domain, operator, inputs, outputs.to_vec(), attributes);
         outputs
     }
 
@@ -405,6 +427,17 @@ impl<'a> Writer<'a> {
         let name = write(self);
         self.once.insert(key, name.clone());
         name
+    }
+
+    /// The same, for several names.
+    pub(crate) fn all_once<const N: usize>(
+        &mut self,
+        key: String,
+        write: impl FnOnce(&mut Self) -> [String; N],
+    ) -> [String; N] {
+        let joined = self.written_once(key, |writer| write(writer).join("\n"));
+        let mut names = joined.split('\n').map(String::from);
+        std::array::from_fn(|_| names.next().unwrap_or_default())
     }
 
     /// Says under which name the result of an operation is.

@@ -368,6 +368,9 @@ pub(crate) fn part(
 /// The domain of the operators that ONNX Runtime has beside ONNX's.
 pub(crate) const MICROSOFT: &str = "com.microsoft";
 
+/// Of operators that this crate's engine has; they are in no file.
+pub(crate) const ENGINE: &str = "burn_lean";
+
 fn opset(domain: &str, version: i64) -> Message {
     let mut opset = Message::default();
     opset.text(1, domain);

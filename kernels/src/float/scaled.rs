@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use super::{Decoded, part, sum};
 use crate::Epilogue;
+use crate::blocks::{Filled, Packed};
 use crate::drive::{HEIGHT, Right};
 use crate::layout::{Lines, WIDTH, apart};
 use crate::simd::Simd;
 
-/// Panels of codes, and scales of blocks of rows, `[panel, block]`.
+/// Panels of codes, and scales of blocks of rows.
 pub(super) struct Scaled<'a, T> {
     pub(super) of: (usize, usize),
     pub(super) panels: &'a Lines<T, WIDTH>,
-    pub(super) scales: &'a Lines<f32, WIDTH>,
-    pub(super) block: usize,
+    pub(super) blocks: &'a Packed,
 }
 
 /// One or eight rows of a panel of codes, as they are stored.
@@ -62,28 +62,33 @@ where
     #[inline(always)]
     fn touched(&self, rows: &Range<usize>) -> [Range<usize>; 2] {
         let of = |size: usize| rows.start / size..rows.end.div_ceil(size);
-        [of(<[T; WIDTH]>::ROWS), of(self.block)]
+        [of(<[T; WIDTH]>::ROWS), of(self.blocks.rows)]
     }
 
-    /// The blocks that rows lie in, with the lines of each and its scales.
+    /// The blocks that rows lie in, with the lines of each, its scales and offsets.
     #[inline(always)]
     fn blocks<'a>(
         &'a self,
         panel: usize,
         rows: Range<usize>,
         filled: &'a [[T; WIDTH]],
-        scales: &'a [[f32; WIDTH]],
+        of_blocks: &'a Filled,
     ) -> impl Iterator<Item = Block<'a, [T; WIDTH]>> {
         let [lines, touched] = self.touched(&rows);
         let first = lines.start;
         let all = self.panels.of(panel, lines, filled);
-        let scales = self.scales.of(panel, touched.clone(), scales);
-        touched.zip(scales).map(move |(block, scales)| {
-            let start = rows.start.max(block * self.block);
-            let end = rows.end.min((block + 1) * self.block);
+        let scales = self.blocks.of(panel, touched.clone(), of_blocks);
+        touched.zip(scales).map(move |(block, (scale, offset))| {
+            let start = rows.start.max(block * self.blocks.rows);
+            let end = rows.end.min((block + 1) * self.blocks.rows);
             let per_line = <[T; WIDTH]>::ROWS;
             let lines = start / per_line - first..end.div_ceil(per_line) - first;
-            (start..end, &all[lines], scales)
+            Block {
+                terms: start..end,
+                lines: &all[lines],
+                scale,
+                offset,
+            }
         })
     }
 }
@@ -119,24 +124,28 @@ where
         let Decoded {
             floats,
             filled,
-            scales,
+            of_blocks,
         } = decoded;
         let [of_codes, blocks] = self.touched(&lines);
         self.panels.fill_up(panel, of_codes, filled);
-        self.scales.fill_up(panel, blocks, scales);
+        self.blocks.fill_up(panel, blocks, of_blocks);
         if rows <= HEIGHT {
             return;
         }
         floats.clear();
         let zero = simd.floats(&[0.0; WIDTH]);
         let unit = simd.floats(&[<[T; WIDTH]>::unit::<S>(); WIDTH]);
-        for (terms, lines, scale) in self.blocks(panel, lines, filled, scales) {
-            let scale = simd.floats(scale);
-            let end = floats.len() + terms.len();
-            for line in lines {
+        for block in self.blocks(panel, lines, filled, of_blocks) {
+            let scale = simd.floats(block.scale);
+            let addend = match block.offset {
+                Some(offset) => simd.multiply_add(-1.0, simd.floats(offset), zero),
+                None => zero,
+            };
+            let end = floats.len() + block.terms.len();
+            for line in block.lines {
                 line.widen(simd, |_, codes| {
                     let codes = simd.fuse(codes, unit, zero);
-                    floats.push(simd.store(simd.fuse(codes, scale, zero)));
+                    floats.push(simd.store(simd.fuse(codes, scale, addend)));
                 });
             }
             // A last line has rows that fill it up.
@@ -160,7 +169,7 @@ where
         }
         let unit = <[T; WIDTH]>::unit::<S>();
         let first = lines.start;
-        let blocks = || self.blocks(panel, lines.clone(), &decoded.filled, &decoded.scales);
+        let blocks = || self.blocks(panel, lines.clone(), &decoded.filled, &decoded.of_blocks);
         let mut added = add_blocks(simd, rows, first, blocks(), sums, false);
         // What overflowed may have done so by the unit alone.
         if unit != 1.0 && !added.iter().flatten().all(|sum| sum.is_finite()) {
@@ -170,15 +179,26 @@ where
     }
 
     #[inline(always)]
-    fn finish(&self, panel: usize, sums: &[f32; WIDTH], epilogue: &Epilogue) -> [f32; WIDTH] {
+    fn finish(
+        &self,
+        _: usize,
+        panel: usize,
+        sums: &[f32; WIDTH],
+        epilogue: &Epilogue,
+    ) -> [f32; WIDTH] {
         let mut values = *sums;
         epilogue.of_floats(panel, &mut values);
         values
     }
 }
 
-/// Rows of a block, its lines and its scales.
-type Block<'a, P> = (Range<usize>, &'a [P], &'a [f32; WIDTH]);
+/// Rows that share a scale.
+struct Block<'a, P> {
+    terms: Range<usize>,
+    lines: &'a [P],
+    scale: &'a [f32; WIDTH],
+    offset: Option<&'a [f32; WIDTH]>,
+}
 
 /// Sums of `rows`, which begin at row `first`, with the products of each block: multiplied by the unit of the
 /// lines when they are added up, or each of them, `early`.
@@ -197,18 +217,24 @@ fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
     for (all, sums) in all.iter_mut().zip(sums) {
         *all = simd.floats(sums);
     }
-    for (terms, lines, scale) in blocks {
+    for block in blocks {
         let mut of_terms: [&[f32]; R] = [&[]; R];
         for (of_terms, row) in of_terms.iter_mut().zip(rows) {
-            *of_terms = &row[terms.start - first..terms.end - first];
+            *of_terms = &row[block.terms.start - first..block.terms.end - first];
         }
-        let scale = simd.floats(scale);
-        let of_block = sum_codes(simd, of_terms, lines, early.then_some(unit));
+        let scale = simd.floats(block.scale);
+        let of_block = sum_codes(simd, of_terms, block.lines, early.then_some(unit));
         for (all, mut of_block) in all.iter_mut().zip(of_block) {
             if !early {
                 of_block = simd.fuse(of_block, unit, zero);
             }
             *all = simd.fuse(of_block, scale, *all);
+        }
+        if let Some(offset) = block.offset {
+            let offset = simd.floats(offset);
+            for (all, terms) in all.iter_mut().zip(of_terms) {
+                *all = simd.multiply_add(-total(terms), offset, *all);
+            }
         }
     }
     let mut added = *sums;
@@ -216,6 +242,17 @@ fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
         *added = simd.store(all);
     }
     added
+}
+
+/// The sum of numbers, in eight parts.
+#[inline(always)]
+fn total(terms: &[f32]) -> f32 {
+    let (eights, rest) = terms.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for eight in eights {
+        sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += x);
+    }
+    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
 /// Sums of products of rows and lines of codes; with a `unit` each product is multiplied by it.

@@ -74,12 +74,12 @@ impl Convolution {
                         for (index, matrix) in groups.iter().enumerate() {
                             let windows = windows.group(index * inputs, inputs);
                             let first = index * outputs;
-                            self.ends[index].with(x.scale, |ends| {
+                            self.ends[index].with(&x.scale, |ends| {
                                 matrix.multiply_into(&windows, ends, &mut data, to, first);
                             });
                         }
                     }
-                    Kernel::DepthwiseCodes(kernel) => self.ends[0].with(x.scale, |ends| {
+                    Kernel::DepthwiseCodes(kernel) => self.ends[0].with(&x.scale, |ends| {
                         kernel.convolve(&windows, ends, &mut data);
                     }),
                     _ => {}

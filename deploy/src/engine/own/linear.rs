@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_lean_kernels::{Epilogue, FloatMatrix, IntegerMatrix, Rows, SparseMatrix};
 
 use super::failed;
-use super::value::{Floats, Value, ordered};
+use super::value::{Floats, Scale, Value, ordered};
 use crate::DeployError;
 
 /// `x · W`, and what follows.
@@ -70,12 +70,16 @@ impl Ends {
         self.epilogue.bytes() + 4 * self.dynamic.as_ref().map_or(0, Vec::len)
     }
 
-    pub(super) fn with<T>(&self, scale: f32, run: impl FnOnce(&Epilogue) -> T) -> T {
-        match &self.dynamic {
-            None => run(&self.epilogue),
-            Some(scales) => {
+    pub(super) fn with<T>(&self, scale: &Scale, run: impl FnOnce(&Epilogue) -> T) -> T {
+        let with_scale = |scales: &[f32]| self.epilogue.clone().with_scale(scales);
+        match (&self.dynamic, scale) {
+            (None, _) => run(&self.epilogue),
+            (Some(scales), Scale::OfAll(scale)) => {
                 let scales: Vec<f32> = scales.iter().map(|of| scale * of).collect();
-                run(&self.epilogue.clone().with_scale(&scales))
+                run(&with_scale(&scales))
+            }
+            (Some(scales), Scale::OfRows(rows)) => {
+                run(&with_scale(scales).with_row_scale(rows.clone()))
             }
         }
     }
@@ -106,7 +110,7 @@ impl Linear {
                 if !data.is_empty() {
                     let left = Rows::dense(&x.codes, terms);
                     self.ends
-                        .with(x.scale, |ends| matrix.multiply(&left, ends, &mut data));
+                        .with(&x.scale, |ends| matrix.multiply(&left, ends, &mut data));
                     x.spoil(&mut data, columns);
                 }
                 (shape, data)

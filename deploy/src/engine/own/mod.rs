@@ -8,12 +8,13 @@ mod between;
 mod convolution;
 mod linear;
 mod plan;
+mod ranging;
 mod sparse;
 mod value;
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{CodeGrid, Storage};
+use burn_lean_kernels::Storage;
 use rten::Value as Foreign;
 
 use super::pools::Pools;
@@ -23,6 +24,7 @@ use crate::{DeployError, OnnxModel};
 use between::Between;
 use convolution::Convolution;
 use linear::Linear;
+use ranging::Ranging;
 use value::{Codes, Floats, Value};
 
 /// How weights are kept.
@@ -62,12 +64,13 @@ struct Step {
 
 #[derive(Debug)]
 enum Operation {
-    /// The codes of floats; with the grid of the values at hand, where none is given. `last`: with the
-    /// channels last.
+    /// The codes of floats. `last`: with the channels last.
     Quantize {
-        grid: Option<CodeGrid>,
+        ranging: Ranging,
         last: bool,
     },
+    /// The values that codes of floats stand for.
+    Round(Ranging),
     Linear(Linear),
     Convolution(Convolution),
     Between(Arc<Between>),
@@ -166,13 +169,17 @@ impl Operation {
                 let made = program.run(values)?;
                 return Ok(made.into_iter().map(Value::of).collect());
             }
-            Self::Quantize { grid, last } => {
+            Self::Quantize { ranging, last } => {
                 let x = take(&mut given)?.floats()?;
                 let x = match last {
                     true => value::channels_last(x),
                     false => value::ordered(x),
                 };
-                Value::Codes(Arc::new(Codes::of(&x, *grid)))
+                Value::Codes(Arc::new(Codes::of(&x, *ranging)))
+            }
+            Self::Round(ranging) => {
+                let x = value::ordered(take(&mut given)?.floats()?);
+                Value::floats_of(Codes::of(&x, *ranging).values())
             }
             Self::Linear(linear) => Value::floats_of(linear.run(take(&mut given)?)?),
             Self::Convolution(convolution) => Value::floats_of(convolution.run(take(&mut given)?)?),

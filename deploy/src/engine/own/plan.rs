@@ -14,10 +14,13 @@ use super::attributes::Constants;
 use super::between::Between;
 use super::convolution::Kernel;
 use super::linear::{Ends, Matrix};
+use super::ranging::Ranging;
 use super::{Keep, Operation, Program, Runner, Step};
 use crate::engine::pools::Pools;
 use crate::engine::report::SparseLayer;
+use crate::onnx::ENGINE;
 use crate::{DeployError, OnnxModel, OnnxNode};
+use codes::{is_product_of_codes, on_the_fly};
 
 pub(super) fn plan(model: &OnnxModel, keep: Keep, pools: &Pools) -> Result<Runner, DeployError> {
     let mut planner = Planner {
@@ -224,12 +227,14 @@ impl<'a> Planner<'a> {
             return Ok(None);
         };
         let (x, out) = (x.as_str(), out.as_str());
-        let of_codes = matches!(node.operator, "MatMulInteger" | "ConvInteger");
+        let of_codes = is_product_of_codes(node);
         if !of_codes && self.is_integer(x) {
             return Ok(None);
         }
         let product = match node.operator {
-            "MatMulInteger" | "MatMul" | "MatMulNBits" => self.linear(node, out)?,
+            "MatMulInteger" | "MatMulIntegerBlocks" | "MatMul" | "MatMulNBits" => {
+                self.linear(node, out)?
+            }
             "ConvInteger" | "Conv" => self.convolution(node, out)?,
             _ => None,
         };
@@ -242,10 +247,25 @@ impl<'a> Planner<'a> {
                 reason: format!("`{}` is not written as a product of codes", node.name),
             });
         }
-        if let Some(grid) = self.grid(node) {
+        if let Some(ranging) = self.ranging(node) {
             let mut readers = self.readers.get(out).into_iter().flatten();
             let last = readers.all(|at| self.model.nodes[*at].operator == "ConvInteger");
-            return Ok(Some((Operation::Quantize { grid, last }, vec![x], out)));
+            return Ok(Some((Operation::Quantize { ranging, last }, vec![x], out)));
+        }
+        if node.domain == ENGINE {
+            return match on_the_fly(node) {
+                Some(grid) if node.operator == "RoundActivation" => Ok(Some((
+                    Operation::Round(Ranging::OnTheFly(grid)),
+                    vec![x],
+                    out,
+                ))),
+                _ => Err(DeployError::Load {
+                    reason: format!(
+                        "the codes of `{}` are read by more than products",
+                        node.name
+                    ),
+                }),
+            };
         }
         // The product of two scales is part of the products that it is for.
         if node.operator == "Mul" && self.is_step(node) {

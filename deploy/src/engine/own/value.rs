@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{CodeGrid, dynamic_grid, turn};
+use burn_lean_kernels::turn;
 use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
 use super::failed;
+use super::ranging::Ranging;
 use crate::DeployError;
 
 /// Floats of a shape; where `last`, the second axis is stored last.
@@ -31,24 +32,48 @@ pub(super) struct Codes {
     pub(super) shape: Vec<usize>,
     pub(super) codes: Vec<i16>,
     pub(super) last: bool,
-    pub(super) scale: f32,
+    pub(super) scale: Scale,
     /// Rows, or images where the second axis is last, with a value that has no code.
     pub(super) broken: Vec<usize>,
 }
 
+/// What a step of a code stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Scale {
+    OfAll(f32),
+    OfRows(Vec<f32>),
+}
+
 impl Codes {
-    /// On a grid, where infinities have the codes at its ends; or on that of the finite values at hand.
-    pub(super) fn of(x: &Floats, grid: Option<CodeGrid>) -> Self {
-        let is_known = grid.is_some();
-        let grid = grid.unwrap_or_else(|| dynamic_grid(&x.data).0);
-        let (mut codes, mut broken) = (Vec::new(), Vec::new());
-        if !grid.quantize(&x.data, &mut codes) {
+    /// On a known grid, where infinities have the codes at its ends; or on that of the finite values at hand.
+    pub(super) fn of(x: &Floats, ranging: Ranging) -> Self {
+        let mut codes = vec![0; x.data.len()];
+        let row = x.shape.last().copied().unwrap_or(1).max(1);
+        let mut are_finite = true;
+        let scale = match ranging.is_per_row() {
+            true => {
+                let rows = x.data.chunks(row).zip(codes.chunks_mut(row));
+                let scales = rows.map(|(row, codes)| {
+                    let grid = ranging.grid(row);
+                    are_finite &= grid.quantize(row, codes);
+                    grid.scale
+                });
+                Scale::OfRows(scales.collect())
+            }
+            false => {
+                let grid = ranging.grid(&x.data);
+                are_finite = grid.quantize(&x.data, &mut codes);
+                Scale::OfAll(grid.scale)
+            }
+        };
+        let mut broken = Vec::new();
+        if !are_finite {
             let [_, channels, inner] = extents(&x.shape);
             let part = match x.last {
                 true => channels * inner,
-                false => x.shape.last().copied().unwrap_or(1),
+                false => row,
             };
-            let has_code = |x: &f32| x.is_finite() || is_known && !x.is_nan();
+            let has_code = |x: &f32| x.is_finite() || ranging.is_known() && !x.is_nan();
             for (index, part) in x.data.chunks(part.max(1)).enumerate() {
                 if !part.iter().all(has_code) {
                     broken.push(index);
@@ -59,9 +84,25 @@ impl Codes {
             shape: x.shape.clone(),
             codes,
             last: x.last,
-            scale: grid.scale,
+            scale,
             broken,
         }
+    }
+
+    /// The values that the codes stand for.
+    pub(super) fn values(&self) -> Floats {
+        let row = self.shape.last().copied().unwrap_or(1).max(1);
+        let mut data: Vec<f32> = self.codes.iter().map(|code| f32::from(*code)).collect();
+        match &self.scale {
+            Scale::OfAll(scale) => data.iter_mut().for_each(|x| *x *= scale),
+            Scale::OfRows(scales) => {
+                for (row, scale) in data.chunks_mut(row).zip(scales) {
+                    row.iter_mut().for_each(|x| *x *= scale);
+                }
+            }
+        }
+        self.spoil(&mut data, row);
+        Floats::new(self.shape.clone(), data)
     }
 
     /// Makes NaN of what was computed from what has no code: rows or images of as many numbers.

@@ -6,9 +6,9 @@ use burn::tensor::{DType, IndexingUpdateOp};
 use burn_lean_graph::Node;
 
 use super::{Unwritten, Written, to_ints};
+use crate::export::Writer;
 use crate::export::open::Size;
 use crate::export::writer::scalar_bytes;
-use crate::export::{Writer, element};
 use crate::onnx::Attribute;
 use crate::{DeployError, ElementType};
 
@@ -313,7 +313,7 @@ impl Writer<'_> {
     }
 
     pub(super) fn cast(&mut self, x: &TensorIr, out: &TensorIr) -> Written {
-        let to = element(out.dtype, "the result of a cast")?;
+        let to = self.element(out.dtype, "the result of a cast")?;
         let x = self.operand(x)?;
         let name = self.cast_to(x, to);
         self.set(out, name);
@@ -331,7 +331,7 @@ impl Writer<'_> {
 
     /// A tensor of one number, whose shape depends on the batch.
     pub(super) fn full(&mut self, out: &TensorIr, value: ScalarIr) -> Written {
-        let element = element(out.dtype, "a constant")?;
+        let element = self.element(out.dtype, "a constant")?;
         let shape = self.shape(out);
         let value = Attribute::Element("value", element, scalar_bytes(value, element));
         self.put("ConstantOfShape", vec![shape], out, vec![value]);

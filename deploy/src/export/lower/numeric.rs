@@ -7,8 +7,8 @@ use burn_lean_graph::Node;
 
 use super::Written;
 use crate::ElementType;
+use crate::export::Writer;
 use crate::export::open::Size;
-use crate::export::{Writer, element};
 use crate::onnx::Attribute;
 
 impl Writer<'_> {
@@ -144,7 +144,7 @@ impl Writer<'_> {
     /// -1, 0, 1. Not `Sign`, whose result for 0 is 1 in rten.
     fn sign(&mut self, x: String, dtype: DType) -> Result<String, crate::DeployError> {
         let zero = self.number(0.0, dtype)?;
-        let kind = element(dtype, "a sign")?;
+        let kind = self.element(dtype, "a sign")?;
         let mut counted = |operator| {
             let holds = self.emit(operator, vec![x.clone(), zero.clone()], operator, vec![]);
             self.cast_to(holds, kind)
@@ -208,7 +208,7 @@ impl Writer<'_> {
                 Size::Fixed(size) => self.number(size as f64, x.dtype)?,
                 Size::Open(..) => {
                     let count = self.size(&size);
-                    self.cast_to(count, element(x.dtype, "a count")?)
+                    self.cast_to(count, self.element(x.dtype, "a count")?)
                 }
             };
             name = self.emit("Div", vec![name, count], "Div", vec![]);
@@ -275,7 +275,7 @@ impl Writer<'_> {
 
     /// ONNX gives indices as I64.
     fn as_indices(&mut self, name: String, dtype: DType) -> Result<String, crate::DeployError> {
-        Ok(match element(dtype, "indices")? {
+        Ok(match self.element(dtype, "indices")? {
             ElementType::I64 => name,
             other => self.cast_to(name, other),
         })

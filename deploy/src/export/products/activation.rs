@@ -21,11 +21,17 @@ pub(super) enum Reader {
 /// An activation in integers.
 pub(super) struct Quantized {
     pub(super) codes: String,
-    /// A number.
+    /// A number; or one for each row, which is an axis of one at the end.
     pub(super) scale: String,
-    pub(super) zero_point: String,
-    /// The scale, where it is known.
-    pub(super) known_scale: Option<f32>,
+    pub(super) zero_point: ZeroPoint,
+}
+
+/// The code of 0.
+pub(super) enum ZeroPoint {
+    /// One, of the type of the codes.
+    Code(String),
+    /// One for each row, in F32: no product of codes takes it.
+    OfRows(String),
 }
 
 impl Writer<'_> {
@@ -55,10 +61,33 @@ impl Writer<'_> {
         match how {
             Some(how) if self.form != Form::Float => {
                 check_scaled(tensor, reader)?;
-                let quantized = self.quantize(name, how, Reader::Floats);
-                Ok(self.dequantize(quantized))
+                Ok(self.round(name, how))
             }
             _ => Ok(name),
+        }
+    }
+
+    /// The values that the codes of an activation stand for.
+    pub(super) fn round(&mut self, x: String, how: ActivationQuantization) -> String {
+        match how {
+            ActivationQuantization::Dynamic(grid) if !grid.is_of_onnx() => {
+                self.round_on_the_fly(x, grid)
+            }
+            _ => {
+                let Quantized {
+                    codes,
+                    scale,
+                    zero_point: ZeroPoint::Code(zero_point),
+                } = self.quantize(x, how, Reader::Floats)
+                else {
+                    unreachable!("rows have scales of their own in other grids")
+                };
+                let key = format!("dequantized {codes}");
+                self.written_once(key, |writer| {
+                    let inputs = vec![codes, scale, zero_point];
+                    writer.emit("DequantizeLinear", inputs, "dequantized", vec![])
+                })
+            }
         }
     }
 
@@ -71,26 +100,21 @@ impl Writer<'_> {
     ) -> Quantized {
         let unsigned = reader != Reader::Floats;
         let key = format!("quantized {x} {how:?} {reader:?}");
-        let parts = |joined: &str| -> Vec<String> { joined.split('\n').map(Into::into).collect() };
         let grid = match how {
             ActivationQuantization::Static(grid) => grid,
-            ActivationQuantization::Dynamic => {
-                let joined = self.written_once(key, |writer| {
+            ActivationQuantization::Dynamic(grid) if grid.is_of_onnx() => {
+                let [codes, scale, zero_point] = self.all_once(key, |writer| {
                     let names = ["codes", "scale", "zero_point"];
-                    writer
-                        .emit_all("DynamicQuantizeLinear", vec![x], names, vec![])
-                        .join("\n")
+                    writer.emit_all("DynamicQuantizeLinear", vec![x], names, vec![])
                 });
-                let [codes, scale, zero_point] = &parts(&joined)[..] else {
-                    unreachable!("three names are joined")
-                };
+                let zero_point = ZeroPoint::Code(zero_point);
                 return Quantized {
-                    codes: codes.clone(),
-                    scale: scale.clone(),
-                    zero_point: zero_point.clone(),
-                    known_scale: None,
+                    codes,
+                    scale,
+                    zero_point,
                 };
             }
+            ActivationQuantization::Dynamic(grid) => return self.codes_on_the_fly(x, grid, reader),
         };
         let signed = grid.quant_min < 0 && !unsigned;
         let shift = if grid.quant_min < 0 && unsigned {
@@ -117,8 +141,7 @@ impl Writer<'_> {
         Quantized {
             codes,
             scale,
-            zero_point,
-            known_scale: Some(grid.scale),
+            zero_point: ZeroPoint::Code(zero_point),
         }
     }
 
@@ -126,13 +149,5 @@ impl Writer<'_> {
         let low = self.floats("number", &[], &[grid.dequantize(grid.quant_min)]);
         let high = self.floats("number", &[], &[grid.dequantize(grid.quant_max)]);
         self.emit("Clip", vec![x, low, high], "Clip", vec![])
-    }
-
-    pub(super) fn dequantize(&mut self, x: Quantized) -> String {
-        let key = format!("dequantized {}", x.codes);
-        let inputs = vec![x.codes, x.scale, x.zero_point];
-        self.written_once(key, |writer| {
-            writer.emit("DequantizeLinear", inputs, "dequantized", vec![])
-        })
     }
 }

@@ -1,8 +1,10 @@
 //! Matrix products and convolutions, with what is quantized of them.
 
 mod activation;
+mod blocks;
 mod codes;
 mod integer;
+mod on_the_fly;
 mod qdq;
 mod report;
 
@@ -119,7 +121,15 @@ impl<'a> Writer<'a> {
                 (self.plain(product)?, as_floats, Some(why))
             }
             (Form::Integer, Some(codes)) => match self.integer(product, codes, activation)? {
-                Ok((name, execution)) => (name, execution, unrounded),
+                Ok((name, execution)) if execution == Execution::Integer => {
+                    (name, execution, unrounded)
+                }
+                Ok((name, execution)) => {
+                    let in_floats = "its weight has a scale for each block of its inputs, so that \
+                                     floats are multiplied: its input is not rounded";
+                    let in_floats = activation.map(|_| in_floats.to_string());
+                    (name, execution, unrounded.or(in_floats))
+                }
                 Err(reason) => (
                     self.plain(product)?,
                     Execution::DequantizedOnce,
@@ -131,12 +141,9 @@ impl<'a> Writer<'a> {
         let elements = product.weight.shape.num_elements();
         let weight_bytes = match (execution, codes) {
             (Execution::Integer | Execution::WeightsInteger | Execution::Qdq, Some(codes)) => {
-                let bits = if codes.bits <= 4 && execution != Execution::Integer {
-                    4
-                } else {
-                    8
-                };
-                elements * bits / 8
+                let in_bytes =
+                    codes.bits > 4 || execution == Execution::Integer && !codes.is_in_blocks();
+                elements * if in_bytes { 8 } else { 4 } / 8
             }
             _ => elements * product.weight.dtype.size(),
         };

@@ -3,7 +3,6 @@
 use burn::backend::ir::TensorIr;
 
 use super::Product;
-use super::activation::Reader;
 use super::codes::{code_type, pack};
 use crate::export::Writer;
 use crate::export::data::HostTensor;
@@ -23,12 +22,14 @@ impl Writer<'_> {
         let mut x = self.operand(product.x)?;
         let mut scale = None;
         if let Some(how) = activation {
-            let quantized = self.quantize(x, how, Reader::Floats);
-            // Of fewer bits a bias is too fine for the steps of the products.
-            let is_whole = matches!(how, ActivationQuantization::Static(grid)
-                if grid.quant_max - grid.quant_min >= 254);
-            scale = quantized.known_scale.filter(|_| is_whole);
-            x = self.dequantize(quantized);
+            scale = match how {
+                // Of fewer bits a bias is too fine for the steps of the products.
+                ActivationQuantization::Static(grid) if grid.quant_max - grid.quant_min >= 254 => {
+                    Some(grid.scale)
+                }
+                _ => None,
+            };
+            x = self.round(x, how);
         }
         let mut weight = match codes {
             Some(codes) => match &codes.scale {
@@ -40,8 +41,7 @@ impl Writer<'_> {
             None => self.operand(product.weight)?,
         };
         if let (Some(how), None) = (other, codes) {
-            let quantized = self.quantize(weight, how, Reader::Floats);
-            weight = self.dequantize(quantized);
+            weight = self.round(weight, how);
         }
         let bias = match product.bias {
             None => None,

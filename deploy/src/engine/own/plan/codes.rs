@@ -3,29 +3,46 @@
 use burn_lean_kernels::CodeGrid;
 
 use super::Planner;
-use crate::OnnxNode;
-use crate::engine::own::attributes::int;
-use crate::onnx::Attribute;
+use crate::engine::own::attributes::{int, ints};
+use crate::engine::own::ranging::Ranging;
+use crate::onnx::{Attribute, ENGINE};
+use crate::{DynamicGrid, OnnxNode};
+
+/// Whether a node multiplies codes by codes.
+pub(super) fn is_product_of_codes(node: &OnnxNode) -> bool {
+    matches!(
+        node.operator,
+        "MatMulInteger" | "MatMulIntegerBlocks" | "ConvInteger"
+    )
+}
+
+/// The grid of a node that makes one of the values at hand.
+pub(super) fn on_the_fly(node: &OnnxNode) -> Option<DynamicGrid> {
+    match node.operator {
+        "DynamicQuantizeLinear" => Some(DynamicGrid::uint8()),
+        _ if node.domain == ENGINE => DynamicGrid::of_attribute(&ints(node, "grid")?),
+        _ => None,
+    }
+}
 
 impl<'a> Planner<'a> {
-    /// The grid of a node that makes codes: `None` inside for that of the values at hand.
-    pub(super) fn grid(&self, node: &OnnxNode) -> Option<Option<CodeGrid>> {
+    /// Where the grid of a node that makes codes is from.
+    pub(super) fn ranging(&self, node: &OnnxNode) -> Option<Ranging> {
         let out = node.outputs.first()?;
         let readers = self.readers.get(out.as_str())?;
         let products = |at: &usize| {
             let node = &self.model.nodes[*at];
-            matches!(node.operator, "MatMulInteger" | "ConvInteger") && node.inputs[0] == *out
+            is_product_of_codes(node) && node.inputs[0] == *out
         };
-        let one_kind = |operator: &str| {
-            let mut all = readers.iter().map(|at| self.model.nodes[*at].operator);
-            all.all(|other| other == operator)
-        };
-        if !readers.iter().all(products) || !(one_kind("ConvInteger") || one_kind("MatMulInteger"))
-        {
+        let of_windows = |at: &&usize| self.model.nodes[**at].operator == "ConvInteger";
+        let windows = readers.iter().filter(of_windows).count();
+        if !readers.iter().all(products) || ![0, readers.len()].contains(&windows) {
             return None;
         }
         match node.operator {
-            "DynamicQuantizeLinear" => Some(None),
+            "DynamicQuantizeLinear" | "QuantizeActivation" => {
+                on_the_fly(node).map(Ranging::OnTheFly)
+            }
             "QuantizeLinear" => {
                 let scale = self.constants.number(&node.inputs[1])?;
                 let zero_point = self.constants.get(&node.inputs[2])?;
@@ -33,7 +50,7 @@ impl<'a> Planner<'a> {
                     return None;
                 };
                 let zero_point = i16::from(zero_point);
-                Some(Some(CodeGrid {
+                Some(Ranging::Known(CodeGrid {
                     scale,
                     low: -zero_point,
                     high: 255 - zero_point,
@@ -49,7 +66,7 @@ impl<'a> Planner<'a> {
             let maker = self.makers.get(name.as_str());
             maker.is_some_and(|at| {
                 let before = &self.model.nodes[*at];
-                before.operator == "DynamicQuantizeLinear" && before.outputs.get(1) == Some(name)
+                on_the_fly(before).is_some() && before.outputs.get(1) == Some(name)
             })
         };
         node.inputs.iter().any(dynamic)

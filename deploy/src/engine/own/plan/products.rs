@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{Depthwise, FloatMatrix, IntegerMatrix, KernelError, SparseMatrix};
+use burn_lean_kernels::{Blocks, Depthwise, FloatMatrix, IntegerMatrix, KernelError, SparseMatrix};
 
-use super::tail::Tail;
+use super::tail::{Sums, Tail};
 use super::{Planner, refused};
 use crate::engine::own::Operation;
 use crate::engine::own::attributes::{geometry, int};
@@ -16,6 +16,15 @@ use crate::{DeployError, OnnxNode};
 /// Columns from which on a matrix may be packed for many rows.
 const WIDE: usize = 128;
 
+/// A matrix of codes of which each `block` rows of a column share a scale, all row-major.
+struct InBlocks {
+    codes: Vec<i8>,
+    bits: u8,
+    block: usize,
+    scales: Vec<f32>,
+    offsets: Option<Vec<f32>>,
+}
+
 impl<'a> Planner<'a> {
     pub(super) fn linear(
         &mut self,
@@ -26,7 +35,7 @@ impl<'a> Planner<'a> {
             return Ok(None);
         };
         let shape = match node.operator {
-            "MatMulNBits" => match (int(node, "K"), int(node, "N")) {
+            "MatMulNBits" | "MatMulIntegerBlocks" => match (int(node, "K"), int(node, "N")) {
                 (Some(rows), Some(columns)) => vec![rows as usize, columns as usize],
                 _ => return Ok(None),
             },
@@ -36,12 +45,16 @@ impl<'a> Planner<'a> {
             return Ok(None);
         };
         let (rows, columns) = (*rows, *columns);
-        let of_codes = node.operator == "MatMulInteger";
+        let sums = match node.operator {
+            "MatMulInteger" => Sums::Integers,
+            "MatMulIntegerBlocks" => Sums::Steps,
+            _ => Sums::Floats,
+        };
         let axes = ones.len() + 2;
         if ones.iter().any(|one| *one != 1) || rows == 0 || columns == 0 {
             return Ok(None);
         }
-        let Some(tail) = self.tail(out, columns, 0, of_codes) else {
+        let Some(tail) = self.tail(out, columns, 0, sums) else {
             return Ok(None);
         };
         let key = format!("{} {}", node.operator, weight.name);
@@ -56,10 +69,23 @@ impl<'a> Planner<'a> {
                         let matrix = self.integers(&codes, rows, columns);
                         Matrix::Codes(Arc::new(matrix.map_err(refused)?))
                     }
-                    "MatMulNBits" => match self.blocks(node, rows, columns)? {
-                        Some(matrix) => Matrix::Floats(Arc::new(matrix)),
-                        None => return Ok(None),
-                    },
+                    "MatMulNBits" | "MatMulIntegerBlocks" => {
+                        let Some(found) = self.blocks(node, rows, columns) else {
+                            return Ok(None);
+                        };
+                        let (codes, bits, size) = (&found.codes, found.bits, [rows, columns]);
+                        let mut blocks = Blocks::new(found.block, &found.scales);
+                        if let Some(offsets) = &found.offsets {
+                            blocks = blocks.with_offsets(offsets);
+                        }
+                        if sums == Sums::Steps {
+                            let matrix = IntegerMatrix::in_blocks(codes, size, bits, blocks);
+                            Matrix::Codes(Arc::new(matrix.map_err(refused)?))
+                        } else {
+                            let matrix = FloatMatrix::of_codes(codes, size, bits, blocks);
+                            Matrix::Floats(Arc::new(matrix.map_err(refused)?))
+                        }
+                    }
                     _ => {
                         let Some(values) = self.constants.floats(&weight.name) else {
                             return Ok(None);
@@ -113,39 +139,50 @@ impl<'a> Planner<'a> {
     }
 
     /// Codes of 4 or 8 bits, column by column, in blocks.
-    fn blocks(
-        &self,
-        node: &OnnxNode,
-        rows: usize,
-        columns: usize,
-    ) -> Result<Option<FloatMatrix>, DeployError> {
-        let (Some(bits), Some(block)) = (int(node, "bits"), int(node, "block_size")) else {
-            return Ok(None);
-        };
-        let (block, bits) = (block as usize, bits as u8);
-        let (Some(stored), Some(of_blocks)) = (
-            self.constants.get(&node.inputs[1]),
-            self.constants.floats(&node.inputs[2]),
-        ) else {
-            return Ok(None);
-        };
+    fn blocks(&self, node: &OnnxNode, rows: usize, columns: usize) -> Option<InBlocks> {
+        let (bits, block) = (int(node, "bits")? as u8, int(node, "block_size")? as usize);
+        let stored = self.constants.get(&node.inputs[1])?;
+        let of_blocks = self.constants.floats(&node.inputs[2])?;
         let blocks = rows / block.max(1);
+        // With a sign.
+        let code = |bytes: &[u8], at: usize| match bits {
+            4 => ((bytes[at / 2] >> (at % 2 * 4)) & 15) as i8 - 8,
+            _ => bytes[at].wrapping_sub(128) as i8,
+        };
         let mut codes = vec![0_i8; rows * columns];
         for column in 0..columns {
             for row in 0..rows {
-                let at = column * rows + row;
-                codes[row * columns + column] = match bits {
-                    4 => ((stored.bytes[at / 2] >> (at % 2 * 4)) & 15) as i8 - 8,
-                    _ => stored.bytes[at].wrapping_sub(128) as i8,
-                };
+                codes[row * columns + column] = code(&stored.bytes, column * rows + row);
             }
         }
         let mut scales = vec![0.0; blocks * columns];
         for (index, scale) in of_blocks.iter().enumerate() {
             scales[index % blocks * columns + index / blocks] = *scale;
         }
-        let matrix = FloatMatrix::of_codes(&codes, [rows, columns], bits, block, &scales);
-        matrix.map(Some).map_err(refused)
+        let zeros = node.inputs.get(3).map(|name| self.constants.get(name));
+        let offsets = match zeros {
+            None => None,
+            Some(zeros) => {
+                let bytes = &zeros?.bytes;
+                // A column begins with a byte of its own.
+                let apart = match bits {
+                    4 => blocks.next_multiple_of(2),
+                    _ => blocks,
+                };
+                let offset = |at: usize| {
+                    let zero = code(bytes, at % columns * apart + at / columns);
+                    f32::from(zero) * scales[at]
+                };
+                Some((0..scales.len()).map(offset).collect())
+            }
+        };
+        Some(InBlocks {
+            codes,
+            bits,
+            block,
+            scales,
+            offsets,
+        })
     }
 
     pub(super) fn convolution(
@@ -166,7 +203,12 @@ impl<'a> Planner<'a> {
         let Some(geometry) = geometry(node, taps) else {
             return Ok(None);
         };
-        let Some(mut tail) = self.tail(out, to, taps.len(), of_codes) else {
+        let sums = if of_codes {
+            Sums::Integers
+        } else {
+            Sums::Floats
+        };
+        let Some(mut tail) = self.tail(out, to, taps.len(), sums) else {
             return Ok(None);
         };
         if let (false, Some(name)) = (of_codes, node.inputs.get(2)) {

@@ -9,9 +9,21 @@ use crate::OnnxNode;
 use crate::engine::own::attributes::float;
 use crate::engine::own::linear::Ends;
 
+/// What the sums of a product are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Sums {
+    #[default]
+    Floats,
+    /// Codes: they are cast to floats, and multiplied by scales.
+    Integers,
+    /// Codes in blocks, whose scales are those of the weight alone: they are multiplied by that of the other side.
+    Steps,
+}
+
 /// What follows the sums of a product.
 #[derive(Default)]
 pub(super) struct Tail<'a> {
+    kind: Sums,
     /// Known, or of the weight alone.
     pub(super) scale: Option<Vec<f32>>,
     pub(super) is_dynamic: bool,
@@ -30,18 +42,23 @@ impl<'a> Planner<'a> {
         sums: &'a str,
         channels: usize,
         behind: usize,
-        of_codes: bool,
+        kind: Sums,
     ) -> Option<Tail<'a>> {
         let per_channel = |name: &str| self.per_channel(name, channels, behind);
         let mut tail = Tail {
+            kind,
             output: sums,
             ..Tail::default()
         };
-        if of_codes {
-            let (cast, node) = self
-                .sole(sums)
-                .filter(|(_, node)| node.operator == "Cast")?;
-            let made = node.outputs.first()?;
+        if kind != Sums::Floats {
+            let mut made = sums;
+            if kind == Sums::Integers {
+                let (cast, node) = self
+                    .sole(sums)
+                    .filter(|(_, node)| node.operator == "Cast")?;
+                tail.nodes.push(cast);
+                made = node.outputs.first()?;
+            }
             let (at, node) = self.sole(made).filter(|(_, node)| node.operator == "Mul")?;
             let step = Self::other(node, made)?;
             match per_channel(step) {
@@ -57,7 +74,7 @@ impl<'a> Planner<'a> {
                     tail.is_dynamic = true;
                 }
             }
-            tail.nodes.extend([cast, at]);
+            tail.nodes.push(at);
             tail.output = node.outputs.first()?;
         }
         while let Some((at, node)) = self.sole(tail.output) {
@@ -158,7 +175,9 @@ fn of_tail(tail: &Tail<'_>, first: usize, count: usize) -> Ends {
     let scale = tail.scale.as_deref().map(part);
     let bias = tail.bias.as_deref().map(part);
     let codes = match (&scale, &bias) {
-        (Some(scale), Some(bias)) if !tail.is_dynamic => bias_codes(bias, scale),
+        (Some(scale), Some(bias)) if tail.kind == Sums::Integers && !tail.is_dynamic => {
+            bias_codes(bias, scale)
+        }
         _ => None,
     };
     match (codes, bias) {
