@@ -79,6 +79,10 @@ impl Packed {
         self.scales.bytes() + self.offsets.as_ref().map_or(0, Lines::bytes)
     }
 
+    pub(crate) fn has_offsets(&self) -> bool {
+        self.offsets.is_some()
+    }
+
     /// Fills up those of a narrow panel.
     #[inline(always)]
     pub(crate) fn fill_up(&self, panel: usize, blocks: Range<usize>, into: &mut Filled) {

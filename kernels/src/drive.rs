@@ -56,7 +56,10 @@ pub(crate) trait Right<T>: Sync {
         rows: usize,
         decoded: &mut Self::Decoded,
     );
-    /// Adds products of `R` rows and lines of a panel.
+    /// What is needed of a left row in each panel, as many numbers of each row: sums of its blocks.
+    fn totals(&self, _row: &[T], _into: &mut Vec<f32>) {}
+    /// Adds products of `R` rows and lines of a panel; `totals` begin with those of the first row.
+    #[allow(clippy::too_many_arguments)]
     fn add<S: Simd, const R: usize>(
         &self,
         simd: S,
@@ -64,6 +67,7 @@ pub(crate) trait Right<T>: Sync {
         panel: usize,
         lines: Range<usize>,
         decoded: &Self::Decoded,
+        totals: &[f32],
         sums: &mut [Self::Sums; R],
     );
     fn finish(
@@ -178,10 +182,16 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
         };
         let mut sums = vec![R::Sums::default(); piece.min(total)];
         let mut decoded = R::Decoded::default();
+        let mut totals = Vec::new();
         for done in (0..total).step_by(piece.max(1)) {
             let count = piece.min(total - done);
             let first = self.rows.start + done;
             let values = self.left.take(first, count, stride, &mut scratch);
+            totals.clear();
+            for row in values.chunks(stride.max(1)).take(count) {
+                self.right.totals(row, &mut totals);
+            }
+            let of_row = totals.len() / count;
             for panel in self.panels.clone() {
                 let lines = self.right.lines();
                 for start in (0..lines.max(1)).step_by(DEPTH) {
@@ -195,12 +205,13 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
                         let row = tile * HEIGHT;
                         let end = ((row + sums.len()) * stride).min(values.len());
                         let rows = &values[row * stride..end];
+                        let totals = &totals[row * of_row..];
                         macro_rules! add {
                             ($($height:literal)*) => {
                                 match sums.len() {
                                     $($height => if let Some(sums) = sums.first_chunk_mut() {
                                         right.add::<S, $height>(
-                                            simd, rows, panel, depth.clone(), &decoded, sums,
+                                            simd, rows, panel, depth.clone(), &decoded, totals, sums,
                                         );
                                     })*
                                     _ => unreachable!("a tile has 1 to 6 rows"),

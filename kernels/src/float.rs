@@ -280,6 +280,7 @@ where
         panel: usize,
         lines: Range<usize>,
         decoded: &Decoded<T>,
+        _: &[f32],
         sums: &mut [[f32; WIDTH]; R],
     ) {
         let Decoded { floats, filled, .. } = decoded;

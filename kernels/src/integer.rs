@@ -374,6 +374,7 @@ where
         panel: usize,
         lines: Range<usize>,
         decoded: &Decoded<T, LINE>,
+        _: &[f32],
         sums: &mut [[i32; WIDTH]; R],
     ) {
         self.add_some(simd, rows, panel, lines.clone(), lines.start, decoded, sums);
@@ -432,6 +433,14 @@ where
         self.right.lines()
     }
 
+    fn totals(&self, row: &[i16], into: &mut Vec<f32>) {
+        if self.blocks.has_offsets() {
+            let blocks = row[..self.right.of.0].chunks(self.blocks.rows);
+            let total = |codes: &[i16]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
+            into.extend(blocks.map(|codes| total(codes) as f32));
+        }
+    }
+
     #[inline(always)]
     fn decode<S: Simd>(
         &self,
@@ -455,10 +464,12 @@ where
         panel: usize,
         lines: Range<usize>,
         decoded: &DecodedBlocks<T, LINE>,
+        totals: &[f32],
         sums: &mut [[f32; WIDTH]; R],
     ) {
         let blocks = self.touched(&lines);
         let scales = self.blocks.of(panel, blocks.clone(), &decoded.of_blocks);
+        let of_row = self.right.of.0 / self.blocks.rows;
         for (block, (scale, offset)) in blocks.zip(scales) {
             let start = lines.start.max(block * self.pairs);
             let end = lines.end.min((block + 1) * self.pairs);
@@ -477,18 +488,13 @@ where
                 let of_block = simd.floats(&of_block.map(|sum| sum as f32));
                 *sums = simd.store(simd.fuse(of_block, scale, simd.floats(sums)));
             }
-            let Some(offset) = offset else {
-                continue;
-            };
-            let offset = simd.floats(offset);
-            for (sums, row) in sums.iter_mut().zip(rows.chunks(self.stride())) {
-                // A last row may be shorter by what fills it up.
-                let end = (2 * end).min(row.len());
-                let total: i32 = row[2 * start..end]
-                    .iter()
-                    .map(|code| i32::from(*code))
-                    .sum();
-                *sums = simd.store(simd.multiply_add(-(total as f32), offset, simd.floats(sums)));
+            // What is subtracted of a block, at its end.
+            if let Some(offset) = offset.filter(|_| end == (block + 1) * self.pairs) {
+                let offset = simd.floats(offset);
+                for (sums, totals) in sums.iter_mut().zip(totals.chunks(of_row)) {
+                    let total = simd.multiply_add(-totals[block], offset, simd.floats(sums));
+                    *sums = simd.store(total);
+                }
             }
         }
     }

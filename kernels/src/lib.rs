@@ -5,7 +5,8 @@
 //! - [`IntegerMatrix`]: codes of 4 or 8 bits, multiplied by codes. Pairs of 16-bit products are summed
 //!   in 32 bits (`vpmaddwd` on x86), so that no sum saturates on any CPU: the result is exact. For left
 //!   sides of many rows, on a CPU that sums four products of 8 bits exactly (VNNI, for one), it can be
-//!   packed for those;
+//!   packed for those. Rows may have a scale each ([`Epilogue::with_row_scale`]), and blocks of the weight
+//!   scales and zero points of their own ([`Blocks`]);
 //! - [`FloatMatrix`]: F32, F16, BF16, or codes with scales, multiplied by floats; what is narrower than
 //!   F32 is widened in registers;
 //! - [`SparseMatrix`]: the nonzero weights of each column.

@@ -284,6 +284,54 @@ fn weights_in_groups_are_multiplied_by_codes_of_rows() {
     }
 }
 
+/// As GPTQ stores them: a zero point for each group of inputs.
+#[test]
+fn weights_in_groups_may_have_zero_points() {
+    let device = Device::flex();
+    let x = tensor::<2>(5, [3, 96], &device);
+    let forward = |model: &Head, x| model.fc.forward(x);
+    let of_rows = Scheme::symmetric(NumberFormat::int8()).with_granularity(Granularity::PerToken);
+    let formats = [
+        NumberFormat::uint(4),
+        NumberFormat::int(4),
+        NumberFormat::uint8(),
+    ];
+    for format in formats {
+        for size in [32, 96] {
+            let weight = WeightConfig::new()
+                .with_format(format)
+                .with_mapping(Mapping::Affine)
+                .with_granularity(WeightGranularity::PerBlock { size });
+            let fc = LinearConfig::new(96, 19).init(&device);
+            let head = with_numbers(Head { fc }, 3);
+            let plain = QatConfig::new().with_activation(None);
+            let plain = plain
+                .with_weight(weight.clone())
+                .prepare(head.clone())
+                .unwrap();
+            let rounded = prepared(head, of_rows.clone(), weight);
+            let what = format!("{format} in groups of {size}");
+            for (model, execution) in [
+                (plain, Execution::WeightsInteger),
+                (rounded, Execution::Integer),
+            ] {
+                let quantized = QuantizedForward::new();
+                let expected = quantized.run(&model, x.clone(), forward).unwrap();
+                let engine = compiled(&model, &x, forward, Backend::Own);
+                let layer = &engine.report().layers[0];
+                assert_eq!(layer.execution, execution, "{what} {layer:?}");
+                assert_rows_agree(&engine.run(&x).unwrap(), &expected, &NONE, &what);
+                if execution == Execution::WeightsInteger && format.bits() == 4 {
+                    let export = Export::record(&model, &x, forward).unwrap();
+                    let file = export.to_onnx(Form::Integer).unwrap();
+                    assert!(operators(&file).contains(&"MatMulNBits"), "{what}");
+                    for_the_judge(&file, &x, &expected, Some(1e-4));
+                }
+            }
+        }
+    }
+}
+
 /// No operator of ONNX multiplies such codes.
 #[test]
 fn files_have_weights_in_groups_as_floats_and_round_what_they_are_multiplied_by() {

@@ -162,10 +162,11 @@ struct Compiled<O> {
 impl EngineConfig {
     /// Compiles a recorded model.
     ///
-    /// Layers whose input and weight are quantized can compute codes times codes, summed in I32: U8
-    /// activations times I8 weights, one scale for the activation and one for each output channel; the
+    /// Layers whose input and weight are quantized can compute codes times codes, summed in I32: activations of
+    /// at most 8 bits, with one scale or one for each row ([`DynamicGrid`](crate::DynamicGrid)), times weights with
+    /// one scale for each output channel or, of matrices, for each block of inputs, also with zero points. The
     /// sums are those of [`IntegerLinear`](burn_lean_quant::integer::IntegerLinear) and
-    /// [`IntegerConv2d`](burn_lean_quant::integer::IntegerConv2d), on every CPU. Matrices of signed codes whose
+    /// [`IntegerConv2d`](burn_lean_quant::integer::IntegerConv2d), on every CPU. Matrices of codes whose
     /// input is not quantized can be multiplied by floats, block by block. Everything else runs in
     /// floats, and [`Engine::report`] says why.
     ///
@@ -175,7 +176,7 @@ impl EngineConfig {
     /// another one is faster by 10 %. Where Burn stays, other sizes of open axes are run by the fastest
     /// other way; of a model that is not quantized it is made when the first of them comes.
     ///
-    /// Integers of 64 bits are computed in 32, unless Burn runs the model: an input that does not fit is
+    /// Integers of 8, 16 and 64 bits are computed in 32, unless Burn runs the model: an input that does not fit is
     /// [`DeployError::Run`], and what is computed may not leave them.
     ///
     /// A pruned model, with its [masks](burn::module::Reparameterization) or after them, needs nothing

@@ -84,10 +84,12 @@ where
             let per_line = <[T; WIDTH]>::ROWS;
             let lines = start / per_line - first..end.div_ceil(per_line) - first;
             Block {
+                index: block,
                 terms: start..end,
                 lines: &all[lines],
                 scale,
                 offset,
+                is_end: end == (block + 1) * self.blocks.rows,
             }
         })
     }
@@ -110,6 +112,13 @@ where
 
     fn lines(&self) -> usize {
         self.of.0
+    }
+
+    fn totals(&self, row: &[f32], into: &mut Vec<f32>) {
+        if self.blocks.has_offsets() {
+            let blocks = row[..self.of.0].chunks(self.blocks.rows);
+            into.extend(blocks.map(|terms| terms.iter().sum::<f32>()));
+        }
     }
 
     #[inline(always)]
@@ -161,6 +170,7 @@ where
         panel: usize,
         lines: Range<usize>,
         decoded: &Decoded<T>,
+        totals: &[f32],
         sums: &mut [[f32; WIDTH]; R],
     ) {
         let rows = part(rows, self.stride(), lines.clone());
@@ -169,11 +179,12 @@ where
         }
         let unit = <[T; WIDTH]>::unit::<S>();
         let first = lines.start;
+        let totals = (totals, self.of.0 / self.blocks.rows);
         let blocks = || self.blocks(panel, lines.clone(), &decoded.filled, &decoded.of_blocks);
-        let mut added = add_blocks(simd, rows, first, blocks(), sums, false);
+        let mut added = add_blocks(simd, rows, first, blocks(), totals, sums, false);
         // What overflowed may have done so by the unit alone.
         if unit != 1.0 && !added.iter().flatten().all(|sum| sum.is_finite()) {
-            added = add_blocks(simd, rows, first, blocks(), sums, true);
+            added = add_blocks(simd, rows, first, blocks(), totals, sums, true);
         }
         *sums = added;
     }
@@ -194,23 +205,29 @@ where
 
 /// Rows that share a scale.
 struct Block<'a, P> {
+    index: usize,
     terms: Range<usize>,
     lines: &'a [P],
     scale: &'a [f32; WIDTH],
     offset: Option<&'a [f32; WIDTH]>,
+    /// Whether the last of its rows is among them.
+    is_end: bool,
 }
 
 /// Sums of `rows`, which begin at row `first`, with the products of each block: multiplied by the unit of the
-/// lines when they are added up, or each of them, `early`.
+/// lines when they are added up, or each of them, `early`. `totals`: of the blocks of each row, and how many.
+#[allow(clippy::too_many_arguments)]
 #[inline(always)]
 fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
     simd: S,
     rows: [&[f32]; R],
     first: usize,
     blocks: impl Iterator<Item = Block<'a, P>>,
+    totals: (&[f32], usize),
     sums: &[[f32; WIDTH]; R],
     early: bool,
 ) -> [[f32; WIDTH]; R] {
+    let (totals, of_row) = totals;
     let zero = simd.floats(&[0.0; WIDTH]);
     let unit = simd.floats(&[P::unit::<S>(); WIDTH]);
     let mut all = [zero; R];
@@ -230,10 +247,11 @@ fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
             }
             *all = simd.fuse(of_block, scale, *all);
         }
-        if let Some(offset) = block.offset {
+        // Of a whole block, at its end.
+        if let Some(offset) = block.offset.filter(|_| block.is_end) {
             let offset = simd.floats(offset);
-            for (all, terms) in all.iter_mut().zip(of_terms) {
-                *all = simd.multiply_add(-total(terms), offset, *all);
+            for (all, totals) in all.iter_mut().zip(totals.chunks(of_row)) {
+                *all = simd.multiply_add(-totals[block.index], offset, *all);
             }
         }
     }
@@ -242,17 +260,6 @@ fn add_blocks<'a, S: Simd, const R: usize, P: CodeLine + 'a>(
         *added = simd.store(all);
     }
     added
-}
-
-/// The sum of numbers, in eight parts.
-#[inline(always)]
-fn total(terms: &[f32]) -> f32 {
-    let (eights, rest) = terms.as_chunks::<8>();
-    let mut sums = [0.0; 8];
-    for eight in eights {
-        sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += x);
-    }
-    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
 /// Sums of products of rows and lines of codes; with a `unit` each product is multiplied by it.
