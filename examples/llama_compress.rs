@@ -8,6 +8,8 @@
 //!     --tokens tokens.safetensors --method magnitude,wanda,sparsegpt,best-subset --sparsity 2:4
 //! cargo run -p burn-lean --release --example llama_compress -- --checkpoint model.safetensors \
 //!     --tokens tokens.safetensors --preset w8a8 --kv int8
+//! cargo run -p burn-lean --release --example llama_compress -- --checkpoint model.safetensors \
+//!     --tokens tokens.safetensors --preset w4a8-g32 --engine
 //! cargo run -p burn-lean --release --example llama_compress -- --checkpoint Llama-3.1-8B/ \
 //!     --tokens tokens.safetensors --preset w4a16-g32 --stream blocks
 //! ```
@@ -25,11 +27,13 @@
 //! table says how much of what it has learnt by heart a method keeps. `--json` writes a row for each
 //! method: `method`, `bits`, `group`, `asymmetric`, `sparsity`, `perplexity`, `bytes` (as `--out` writes
 //! them: what is not compressed in F32), `seconds`, `peak_bytes`, `fp32_perplexity`, and of generation
-//! after and before `tokens_per_second` and `fp32_tokens_per_second`. Linear layers are compressed;
+//! after and before `tokens_per_second` and `fp32_tokens_per_second`, with `--engine` `engine_perplexity` and
+//! `engine_bytes` (of weights and constants between runs). Linear layers are compressed;
 //! embedding and tied head are not.
 //!
 //! A preset with 8-bit inputs (`w8a8`) gives a model whose layers round what they are given, a scale
 //! for each token, in evaluation and in generation. `--kv int8` keeps keys and values in 8 bits, too.
+//! `--engine` also compiles each compressed model for the inference engine, and measures it there.
 //! `--finetune 150` adds a row for what is left of a pruned model after so many steps of distillation
 //! from the original on the calibration text, with the zeros held. `--check` compares the checkpoint with
 //! the logits of another implementation. `--stream` has one block in memory at a time, for models that
@@ -41,6 +45,8 @@ mod check;
 mod checkpoint;
 #[path = "llama_compress/cli.rs"]
 mod cli;
+#[path = "llama_compress/engine.rs"]
+mod engine;
 #[path = "llama_compress/evaluate.rs"]
 mod evaluate;
 #[path = "llama_compress/finetune.rs"]
@@ -67,6 +73,7 @@ use check::Expected;
 use checkpoint::{Checkpoint, Windows};
 use clap::Parser;
 use cli::Cli;
+use engine::in_engine;
 use evaluate::{batches, perplexity, speak};
 use finetune::{Finetuning, finetune};
 use llama::Llama;
@@ -145,8 +152,19 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             None => done.model.clone(),
             Some(rounded) => done.clone().prepare(Some(rounded))?.model,
         };
+        let compressed = measured(&name, &in_use, cli.kv.into());
+        let engine = match (cli.engine, &preset.quantize) {
+            (false, _) => None,
+            // Only quantizers say what is codes.
+            (true, Some(_)) if preset.activations.is_none() => {
+                Some(done.clone().prepare(None)?.model)
+            }
+            (true, _) => Some(in_use),
+        };
+        let engine = engine.map(|model| in_engine(&name, &model, &eval, cli.batch, &device));
         let row = Row {
-            compressed: measured(&name, &in_use, cli.kv.into()),
+            compressed,
+            engine: engine.transpose()?,
             bytes: stored(&model, &done),
             seconds,
             peak,
@@ -168,8 +186,12 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
                 tuned.save(file)?;
             }
             let name = format!("{name}, {steps} steps");
+            let engine = (cli.engine)
+                .then(|| in_engine(&name, &tuned.model, &eval, cli.batch, &device))
+                .transpose()?;
             let row = Row {
                 compressed: measured(&name, &tuned.model, cli.kv.into()),
+                engine,
                 seconds: seconds + tuned_seconds,
                 peak: peak.max(tuned_peak),
                 ..row

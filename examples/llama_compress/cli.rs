@@ -88,6 +88,9 @@ pub(crate) struct Cli {
     /// `ends.safetensors` (one method only).
     #[arg(long, value_name = "FOLDER", requires = "checkpoint", conflicts_with_all = ["out", "kv", "finetune", "check"])]
     pub(crate) stream: Option<PathBuf>,
+    /// Also compiles each compressed model for the inference engine, and measures it there.
+    #[arg(long, conflicts_with_all = ["stream", "kv"])]
+    pub(crate) engine: bool,
     /// Writes the compressed model, after fine-tuning where that is asked for (one method only).
     #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) out: Option<PathBuf>,

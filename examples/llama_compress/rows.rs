@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn_lean::oneshot::{Pattern, Preset};
 
+use super::engine::InEngine;
 use super::support::{Cell, Table};
 
 /// What is measured of a model.
@@ -18,6 +19,7 @@ pub(crate) struct Measured {
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
     pub(crate) compressed: Measured,
+    pub(crate) engine: Option<InEngine>,
     /// Of all parameters as they would be stored.
     pub(crate) bytes: usize,
     pub(crate) seconds: f64,
@@ -47,6 +49,8 @@ impl Rows {
             "fp32_perplexity",
             "tokens_per_second",
             "fp32_tokens_per_second",
+            "engine_perplexity",
+            "engine_bytes",
         ];
         Self {
             table: Table::new(title, &header),
@@ -77,6 +81,8 @@ impl Rows {
             Cell::Number(self.original.perplexity, 4),
             Cell::optional(row.compressed.rate, 0),
             Cell::optional(self.original.rate, 0),
+            Cell::optional(row.engine.map(|engine| engine.perplexity), 4),
+            Cell::optional_integer(row.engine.map(|engine| engine.bytes as u64)),
         ]);
     }
 

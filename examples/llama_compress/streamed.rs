@@ -110,6 +110,7 @@ pub(crate) fn run(
     let mut rows = Rows::new(title, original);
     let row = Row {
         compressed: not_generated(perplexity(compressed)),
+        engine: None,
         bytes,
         seconds,
         peak,
