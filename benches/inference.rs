@@ -3,7 +3,7 @@
 //! `cargo bench --bench inference -- --device flex --json FILE`
 //!
 //! `fp32` is the model in Burn, on the device; the other variants are what `EngineConfig::new()` gives for
-//! the model: FP32, weights in half precision, quantized, or with zeros. `w8a8 in burn` is a converted
+//! the model: FP32, weights in half precision, quantized, in groups of 32 inputs, or with zeros. `w8a8 in burn` is a converted
 //! model that runs in Burn, `w8 in burn` and `w4 in burn` one with quantized weights alone, whose codes go
 //! into the products of the device where those are exact and not slower (`Dequantize::InProduct`). All variants of a model run interleaved in one process; `ratio` is the median
 //! of the time of `fp32` over that of the variant. `way` is what the engine chose. `--threads 1` measures on
@@ -24,8 +24,9 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, Export, FloatStorage};
 use burn_lean::quant::{
-    ConvertConfig, Dequantize, QatConfig, QuantError, QuantizedForward, Unsupported, WeightConfig,
-    calibrate, deploy::ConvertedWeight, quantizers,
+    ConvertConfig, Dequantize, FakeQuantizeConfig, Granularity, Mapping, NumberFormat,
+    ObserverConfig, QatConfig, QuantError, QuantizedForward, Scheme, Unsupported, WeightConfig,
+    WeightGranularity, calibrate, deploy::ConvertedWeight, quantizers,
 };
 use clap::Parser;
 use harness::{ConvNet, Variant, interleave};
@@ -204,6 +205,24 @@ impl Bench<'_> {
         }
         rows.push(("w8a8", in_engine(&engine, &w8a8(WeightConfig::int(8))?, x)));
         rows.push(("w4", in_engine(&engine, &weights(4)?, x)));
+        // As language models are quantized: groups of 32 inputs with a zero point each; and symmetric ones, with
+        // inputs of 8 bits and a scale for each row.
+        let groups =
+            WeightConfig::int(4).with_granularity(WeightGranularity::PerBlock { size: 32 });
+        let with_zeros = groups.clone().with_format(NumberFormat::uint(4));
+        let with_zeros = with_zeros.with_mapping(Mapping::Affine);
+        let of_rows = Scheme::symmetric(NumberFormat::int8().narrow())
+            .with_granularity(Granularity::PerToken);
+        let of_rows = FakeQuantizeConfig::new(of_rows).with_observer(ObserverConfig::Memoryless);
+        for (name, weight, activation) in [
+            ("w4 g32, zero points", with_zeros, None),
+            ("w4a8 g32", groups, Some(of_rows)),
+        ] {
+            let config = QatConfig::new().with_weight(weight).with_attention(false);
+            let config = config.with_activation(activation);
+            let prepared = config.prepare(float.clone())?.valid();
+            rows.push((name, in_engine(&engine, &prepared, x)));
+        }
         for (name, zeros) in [("sparse 0.9", Zeros::Smallest), ("2:4", Zeros::TwoOfFour)] {
             let sparse = evaluated.clone().map(&mut { zeros });
             rows.push((name, in_engine(&engine, &sparse, x)));
