@@ -13,7 +13,7 @@ use burn_lean::quant::{
     QuantizedForward, Scheme, WeightConfig, WeightGranularity,
 };
 
-use crate::judge::{for_the_judge, operators};
+use crate::judge::{for_the_judge, operators, output_step, within_steps};
 use crate::support::{tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
@@ -354,6 +354,39 @@ fn files_have_weights_in_groups_as_floats_and_round_what_they_are_multiplied_by(
     let integer = export.to_onnx(Form::Integer).unwrap().layers.remove(0);
     assert_eq!(integer.execution, Execution::WeightsInteger);
     assert!(integer.reason.unwrap().contains("its input is not rounded"));
+}
+
+/// Operands of a sum are rounded, too, and added as floats.
+#[test]
+fn operands_that_no_weight_meets_are_rounded_too() {
+    let device = Device::flex();
+    let x = tensor::<2>(5, [6, 16], &device);
+    let forward = |head: &Head, x: Tensor<2>| x.clone() + head.fc.forward(x);
+    for granularity in [Granularity::PerToken, Granularity::PerTensor] {
+        // Of 4 bits: what is not rounded is far off.
+        let scheme = Scheme::symmetric(NumberFormat::int(4)).with_granularity(granularity);
+        let fc = LinearConfig::new(16, 16).init(&device);
+        let head = with_numbers(Head { fc }, 3);
+        let activation =
+            FakeQuantizeConfig::new(scheme.clone()).with_observer(ObserverConfig::Memoryless);
+        let config = QatConfig::new()
+            .with_activation(Some(activation))
+            .with_sums(true);
+        let model = config.prepare_for(head, x.clone(), forward).unwrap();
+        let quantized = QuantizedForward::new();
+        let expected = quantized.run(&model, x.clone(), forward).unwrap();
+        let engine = compiled(&model, &x, forward, Backend::Own);
+        let found = engine.run(&x).unwrap();
+        within_steps(found, expected.clone(), 1.0);
+        let export = Export::record(&model, &x, forward).unwrap();
+        let qdq = export.to_onnx(Form::Qdq).unwrap();
+        let operators = operators(&qdq);
+        let rounded = operators.iter().filter(|name| **name == "ReduceMax");
+        // Of the input, which is rounded once for both, and of the layer's output.
+        assert_eq!(rounded.count(), 2, "{scheme} {operators:?}");
+        let step = output_step(&values(expected.clone()));
+        for_the_judge(&qdq, &x, &expected, Some(step));
+    }
 }
 
 #[test]
