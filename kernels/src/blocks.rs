@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::KernelError;
-use crate::error::expect;
+use crate::error::{expect, expect_bits};
 use crate::layout::{Lines, WIDTH, lines};
 
 /// Scales of codes, of which each `rows` rows of a column share one. A code stands for `code · scale − offset`.
@@ -53,11 +53,15 @@ pub(crate) struct Filled {
 }
 
 impl Packed {
+    /// Of row-major codes of `bits` bits.
     pub(crate) fn new(
+        codes: &[i8],
+        [rows, columns]: [usize; 2],
+        bits: u8,
         blocks: Blocks<'_>,
-        rows: usize,
-        columns: usize,
     ) -> Result<Self, KernelError> {
+        expect("codes", rows * columns, codes.len())?;
+        expect_bits(codes, bits)?;
         let block = blocks.rows;
         if block == 0 || !rows.is_multiple_of(block) {
             return Err(KernelError::Block { block, rows });
@@ -79,8 +83,16 @@ impl Packed {
         self.scales.bytes() + self.offsets.as_ref().map_or(0, Lines::bytes)
     }
 
-    pub(crate) fn has_offsets(&self) -> bool {
-        self.offsets.is_some()
+    /// Whether codes of a matrix of so many rows can be in eighths of words: eight rows are of one block.
+    pub(crate) fn take_eighths(&self, rows: usize, bits: u8) -> bool {
+        bits == 4 && (self.rows == rows || self.rows.is_multiple_of(8))
+    }
+
+    /// The sums of the blocks of a left row, where offsets are multiplied by them.
+    pub(crate) fn totals<T>(&self, row: &[T], sum: impl Fn(&[T]) -> f32, into: &mut Vec<f32>) {
+        if self.offsets.is_some() {
+            into.extend(row.chunks(self.rows).map(sum));
+        }
     }
 
     /// Fills up those of a narrow panel.

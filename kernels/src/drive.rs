@@ -36,10 +36,30 @@ impl Place {
     }
 }
 
+/// Sums of a row and a panel.
+pub(crate) trait Sums: Copy + Default {
+    /// What is stored of them.
+    fn finish(self, row: usize, panel: usize, epilogue: &Epilogue) -> [f32; WIDTH];
+}
+
+impl Sums for [f32; WIDTH] {
+    #[inline(always)]
+    fn finish(self, row: usize, panel: usize, epilogue: &Epilogue) -> [f32; WIDTH] {
+        epilogue.of_rows(row, panel, self)
+    }
+}
+
+impl Sums for [i32; WIDTH] {
+    #[inline(always)]
+    fn finish(self, row: usize, panel: usize, epilogue: &Epilogue) -> [f32; WIDTH] {
+        epilogue.of_codes(row, panel, &self)
+    }
+}
+
 /// A packed right side.
 pub(crate) trait Right<T>: Sync {
     /// What is summed for a row and a panel.
-    type Sums: Copy + Default;
+    type Sums: Sums;
     /// Lines of a panel in a form that is faster to multiply by.
     type Decoded: Default;
     /// Numbers of a left row, with what fills it up.
@@ -70,13 +90,6 @@ pub(crate) trait Right<T>: Sync {
         totals: &[f32],
         sums: &mut [Self::Sums; R],
     );
-    fn finish(
-        &self,
-        row: usize,
-        panel: usize,
-        sums: &Self::Sums,
-        epilogue: &Epilogue,
-    ) -> [f32; WIDTH];
 }
 
 /// Multiplies all rows by all panels.
@@ -224,7 +237,7 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
                 let column = self.place.column + (panel - self.panels.start) * WIDTH;
                 let width = WIDTH.min(self.right.columns() - panel * WIDTH);
                 for (row, sums) in sums[..count].iter().enumerate() {
-                    let values = self.right.finish(first + row, panel, sums, self.epilogue);
+                    let values = sums.finish(first + row, panel, self.epilogue);
                     let at = (done + row) * self.place.stride + column;
                     store(&values, width, &mut self.output[at..]);
                 }

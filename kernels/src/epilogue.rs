@@ -63,7 +63,7 @@ impl Epilogue {
         self
     }
 
-    /// With a factor for each row of sums of codes: the rows have a scale each.
+    /// With a factor for each row, before those of the columns.
     pub fn with_row_scale(mut self, scale: Vec<f32>) -> Self {
         self.row_scale = Some(scale);
         self

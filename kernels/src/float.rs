@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::blocks::{Filled, Packed};
 use crate::drive::{HEIGHT, Place, Right, multiply};
-use crate::error::{expect, expect_bits};
+use crate::error::expect;
 use crate::layout::{Lines, WIDTH, apart, eighths, lines};
 use crate::rows::Left;
 use crate::simd::Simd;
@@ -101,11 +101,8 @@ impl FloatMatrix {
         bits: u8,
         blocks: Blocks<'_>,
     ) -> Result<Self, KernelError> {
-        expect("codes", rows * columns, codes.len())?;
-        expect_bits(codes, bits)?;
-        let blocks = Packed::new(blocks, rows, columns)?;
-        let in_eights = blocks.rows == rows || blocks.rows.is_multiple_of(8);
-        let codes = match bits == 4 && in_eights {
+        let blocks = Packed::new(codes, [rows, columns], bits, blocks)?;
+        let codes = match blocks.take_eighths(rows, bits) {
             true => Signed::Eighths(eighths(codes, rows, columns)),
             false => Signed::Bytes(lines(codes, rows, columns, |code| code)),
         };
@@ -290,19 +287,6 @@ where
             true => sum::<S, R, _, false>(simd, rows, floats, sums),
             false => sum::<S, R, _, BRAIN>(simd, rows, panel, sums),
         }
-    }
-
-    #[inline(always)]
-    fn finish(
-        &self,
-        _: usize,
-        panel: usize,
-        sums: &[f32; WIDTH],
-        epilogue: &Epilogue,
-    ) -> [f32; WIDTH] {
-        let mut values = *sums;
-        epilogue.of_floats(panel, &mut values);
-        values
     }
 }
 

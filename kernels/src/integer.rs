@@ -70,17 +70,15 @@ impl IntegerMatrix {
         bits: u8,
         blocks: Blocks<'_>,
     ) -> Result<Self, KernelError> {
-        expect("codes", rows * columns, codes.len())?;
-        expect_bits(codes, bits)?;
-        let blocks = Packed::new(blocks, rows, columns)?;
-        let (block, is_one) = (blocks.rows, blocks.rows == rows);
-        if !is_one && !block.is_multiple_of(2) {
+        let blocks = Packed::new(codes, [rows, columns], bits, blocks)?;
+        let block = blocks.rows;
+        if block != rows && !block.is_multiple_of(2) {
             return Err(KernelError::Block { block, rows });
         }
         for block in codes.chunks((block * columns).max(1)) {
             check_sums(block, columns)?;
         }
-        let panels = match bits == 4 && (is_one || block.is_multiple_of(8)) {
+        let panels = match blocks.take_eighths(rows, bits) {
             true => Panels::Eighths(eighths(codes, rows, columns)),
             false => Panels::Bytes(pairs(codes, rows, columns)),
         };
@@ -379,17 +377,6 @@ where
     ) {
         self.add_some(simd, rows, panel, lines.clone(), lines.start, decoded, sums);
     }
-
-    #[inline(always)]
-    fn finish(
-        &self,
-        row: usize,
-        panel: usize,
-        sums: &[i32; WIDTH],
-        epilogue: &Epilogue,
-    ) -> [f32; WIDTH] {
-        epilogue.of_codes(row, panel, sums)
-    }
 }
 
 /// Panels of pairs of rows, and scales of blocks of rows.
@@ -434,11 +421,8 @@ where
     }
 
     fn totals(&self, row: &[i16], into: &mut Vec<f32>) {
-        if self.blocks.has_offsets() {
-            let blocks = row[..self.right.of.0].chunks(self.blocks.rows);
-            let total = |codes: &[i16]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
-            into.extend(blocks.map(|codes| total(codes) as f32));
-        }
+        let sum = |codes: &[i16]| codes.iter().map(|code| i32::from(*code)).sum::<i32>() as f32;
+        self.blocks.totals(&row[..self.right.of.0], sum, into);
     }
 
     #[inline(always)]
@@ -497,16 +481,5 @@ where
                 }
             }
         }
-    }
-
-    #[inline(always)]
-    fn finish(
-        &self,
-        row: usize,
-        panel: usize,
-        sums: &[f32; WIDTH],
-        epilogue: &Epilogue,
-    ) -> [f32; WIDTH] {
-        epilogue.of_rows(row, panel, *sums)
     }
 }

@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use burn_lean_reparam::catch_quietly;
+use rten::Value;
 
 use super::EngineConfig;
 use super::pools::Pools;
 use super::program::Program;
 use super::self_test::{IntegerKernels, integer_kernels};
-use super::values::{to_data, to_value};
+use super::values::{shaped, to_data, to_value};
 use crate::DeployError;
 use crate::onnx::lengths;
 
@@ -75,10 +76,20 @@ impl OnnxFile {
                 found: format!("{} inputs", inputs.len()),
             });
         }
-        let values = inputs.into_iter().map(to_value).collect::<Result<_, _>>();
+        let values = inputs.into_iter().map(of_file).collect::<Result<_, _>>();
         let values = values.map_err(|reason| DeployError::Run { reason })?;
         let results = catch_quietly(|| self.program.run(values));
         let results = results.map_err(|reason| DeployError::Run { reason })??;
         results.into_iter().map(to_data).collect()
+    }
+}
+
+/// A file says itself where it takes bytes.
+fn of_file(data: TensorData) -> Result<Value, String> {
+    let shape = data.shape().to_vec();
+    match data.dtype() {
+        DType::U8 => shaped(shape, data.iter::<u8>().collect()),
+        DType::I8 => shaped(shape, data.iter::<i8>().collect()),
+        _ => to_value(data),
     }
 }

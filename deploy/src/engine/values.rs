@@ -43,7 +43,7 @@ struct Reader {
 impl Reader {
     fn push(&mut self, data: Result<TensorData, impl std::fmt::Display>) {
         let value = data.map_err(|error| error.to_string()).and_then(to_value);
-        match value.and_then(widened) {
+        match value {
             Ok(value) => self.values.push(value),
             Err(error) => self.error = Some(error),
         }
@@ -64,11 +64,10 @@ impl TensorMapper for Reader {
 pub(crate) fn read(tensor: DispatchTensor) -> Result<Value, DeployError> {
     let data = data::read(tensor);
     let value = data.map_err(|error| error.to_string()).and_then(to_value);
-    let value = value.and_then(widened);
     value.map_err(|reason| DeployError::Run { reason })
 }
 
-/// The engine has F32, I32 and bytes; its bools are I32.
+/// As a recording is computed: F32, and I32 for all integers and bools.
 pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
     let shape = data.shape().to_vec();
     let dtype = data.dtype();
@@ -79,10 +78,6 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
         shaped(shape, data.iter::<bool>().map(i32::from).collect())
     } else if dtype.is_float() {
         Err(format!("the engine computes in F32, not in {dtype:?}"))
-    } else if dtype == DType::U8 {
-        shaped(shape, data.iter::<u8>().collect())
-    } else if dtype == DType::I8 {
-        shaped(shape, data.iter::<i8>().collect())
     } else {
         let values = data.iter::<i64>().map(i32::try_from);
         let values = values.collect::<Result<_, _>>();
@@ -93,22 +88,7 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
     }
 }
 
-/// With bytes as I32, as a recording's are computed.
-fn widened(value: Value) -> Result<Value, String> {
-    match value {
-        Value::Int8Tensor(x) => shaped(
-            x.shape().to_vec(),
-            x.iter().map(|x| i32::from(*x)).collect(),
-        ),
-        Value::UInt8Tensor(x) => shaped(
-            x.shape().to_vec(),
-            x.iter().map(|x| i32::from(*x)).collect(),
-        ),
-        other => Ok(other),
-    }
-}
-
-fn shaped<T>(shape: Vec<usize>, values: Vec<T>) -> Result<Value, String>
+pub(crate) fn shaped<T>(shape: Vec<usize>, values: Vec<T>) -> Result<Value, String>
 where
     Value: From<Tensor<T>>,
 {

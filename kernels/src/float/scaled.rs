@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::{Decoded, part, sum};
-use crate::Epilogue;
 use crate::blocks::{Filled, Packed};
 use crate::drive::{HEIGHT, Right};
 use crate::layout::{Lines, WIDTH, apart};
@@ -115,10 +114,8 @@ where
     }
 
     fn totals(&self, row: &[f32], into: &mut Vec<f32>) {
-        if self.blocks.has_offsets() {
-            let blocks = row[..self.of.0].chunks(self.blocks.rows);
-            into.extend(blocks.map(|terms| terms.iter().sum::<f32>()));
-        }
+        let sum = |terms: &[f32]| terms.iter().sum();
+        self.blocks.totals(&row[..self.of.0], sum, into);
     }
 
     #[inline(always)]
@@ -187,19 +184,6 @@ where
             added = add_blocks(simd, rows, first, blocks(), totals, sums, true);
         }
         *sums = added;
-    }
-
-    #[inline(always)]
-    fn finish(
-        &self,
-        _: usize,
-        panel: usize,
-        sums: &[f32; WIDTH],
-        epilogue: &Epilogue,
-    ) -> [f32; WIDTH] {
-        let mut values = *sums;
-        epilogue.of_floats(panel, &mut values);
-        values
     }
 }
 

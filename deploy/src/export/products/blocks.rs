@@ -3,22 +3,21 @@
 use super::activation::Reader;
 use super::codes::pack;
 use super::integer::fit_sums;
-use super::{Execution, Product};
+use super::{Execution, OrWhyNot, Product};
 use crate::export::weights::{Codes, Spread};
 use crate::export::{Limits, Writer};
 use crate::onnx::{Attribute, ENGINE, MICROSOFT};
-use crate::{ActivationQuantization, DeployError, ElementType};
+use crate::{ActivationQuantization, ElementType};
 
 impl Writer<'_> {
     /// Times codes in blocks along the rows: floats; or codes, where `how` they are made is known and the engine
     /// multiplies such.
-    #[allow(clippy::type_complexity)]
     pub(super) fn in_blocks(
         &mut self,
         product: &Product<'_>,
         codes: &Codes,
         how: Option<ActivationQuantization>,
-    ) -> Result<Result<(String, Execution), &'static str>, DeployError> {
+    ) -> OrWhyNot {
         let why = match how {
             None => "its input is not quantized",
             Some(_) => {
@@ -77,33 +76,29 @@ impl Writer<'_> {
         };
         let key = format!("blocks {}", product.weight.id);
         let path = codes.path.clone();
-        let of_weight = self.written_once(key, |writer| {
+        let starts = || (0..rows).step_by(block);
+        let operands = self.written_once(key, |writer| {
             let mut bytes = Vec::with_capacity(codes.codes.len() * bits / 8);
+            let (mut scales, mut zeros) = (Vec::new(), Vec::new());
             for column in 0..columns {
                 let of_column = (0..rows).map(|row| stored(codes.codes[row * columns + column]));
                 bytes.extend(pack(&of_column.collect::<Vec<_>>(), element));
+                scales.extend(starts().map(|row| scale(row, column)));
+                let of_column = starts().map(|row| stored(codes.zero_point[group(row, column)]));
+                zeros.extend(pack(&of_column.collect::<Vec<_>>(), element));
             }
             let shape = [columns, rows / block, block * bits / 8];
-            writer.initializer(&format!("{path}.codes"), ElementType::U8, &shape, bytes)
-        });
-        let starts = || (0..rows).step_by(block);
-        let scales: Vec<f32> = (0..columns)
-            .flat_map(|column| starts().map(move |row| (row, column)))
-            .map(|(row, column)| scale(row, column))
-            .collect();
-        let shape = [columns, rows / block];
-        let scales = self.floats(&format!("{path}.scale"), &shape, &scales);
-        let mut operands = vec![of_weight, scales];
-        if has_zero_points {
-            let mut bytes = Vec::new();
-            for column in 0..columns {
-                let zeros = starts().map(|row| stored(codes.zero_point[group(row, column)]));
-                bytes.extend(pack(&zeros.collect::<Vec<_>>(), element));
+            let mut names = vec![
+                writer.initializer(&format!("{path}.codes"), ElementType::U8, &shape, bytes),
+                writer.floats(&format!("{path}.scale"), &[columns, rows / block], &scales),
+            ];
+            if has_zero_points {
+                let (name, shape) = (format!("{path}.zero_point"), [zeros.len()]);
+                names.push(writer.initializer(&name, ElementType::U8, &shape, zeros));
             }
-            let name = format!("{path}.zero_point");
-            let shape = [bytes.len()];
-            operands.push(self.initializer(&name, ElementType::U8, &shape, bytes));
-        }
+            names.join("\n")
+        });
+        let operands = operands.split('\n').map(String::from);
         let x = self.operand(product.x)?;
         let mut attributes = vec![
             Attribute::Int("K", rows as i64),

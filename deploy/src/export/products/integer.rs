@@ -1,10 +1,10 @@
 //! Products of codes.
 
 use super::activation::{Reader, ZeroPoint};
-use super::{Execution, Product};
+use super::{Execution, OrWhyNot, Product};
 use crate::export::Writer;
 use crate::export::weights::Codes;
-use crate::{ActivationQuantization, DeployError, ElementType};
+use crate::{ActivationQuantization, ElementType};
 
 /// Codes of a weight as they are stored.
 struct Part {
@@ -21,13 +21,12 @@ pub(super) fn fit_sums(terms: usize, largest: i64) -> bool {
 
 impl Writer<'_> {
     /// In integers: the result and how, or why not.
-    #[allow(clippy::type_complexity)]
     pub(super) fn integer(
         &mut self,
         product: &Product<'_>,
         codes: &Codes,
         activation: Option<ActivationQuantization>,
-    ) -> Result<Result<(String, Execution), &'static str>, DeployError> {
+    ) -> OrWhyNot {
         if product.is_transposed {
             return Ok(Err("there are no transposed convolutions in integers"));
         }
@@ -78,7 +77,7 @@ impl Writer<'_> {
         let parts = self.integer_parts(product, codes, &shape);
         let mut sum = None;
         for Part { stored, of } in parts {
-            let mut inputs = vec![quantized.codes.clone(), stored];
+            let mut inputs = vec![quantized.codes.clone(), stored.clone()];
             if let ZeroPoint::Code(zero_point) = &quantized.zero_point {
                 inputs.push(zero_point.clone());
             }
@@ -90,7 +89,9 @@ impl Writer<'_> {
             };
             if let ZeroPoint::OfRows(zero_point) = &quantized.zero_point {
                 let zero_point = self.cast_to(zero_point.clone(), ElementType::I32);
-                let too_much = vec![zero_point, self.column_sums(codes, of)];
+                let key = format!("sums {stored}");
+                let sums = self.written_once(key, |writer| writer.column_sums(codes, of));
+                let too_much = vec![zero_point, sums];
                 let too_much = self.emit("Mul", too_much, "accumulators", vec![]);
                 name = self.emit("Sub", vec![name, too_much], "accumulators", vec![]);
             }

@@ -20,6 +20,9 @@ use crate::{DeployError, Edge};
 use codes::dequantized;
 pub use report::{Execution, LayerReport};
 
+/// The name of a product of codes and how it is computed, or why it is not.
+type OrWhyNot = Result<Result<(String, Execution), &'static str>, DeployError>;
+
 /// A product that is to be written.
 pub(crate) struct Product<'a> {
     pub(crate) node: Node<'a>,

@@ -12,8 +12,10 @@ use crate::{DynamicGrid, ElementType};
 struct Steps {
     distances: String,
     scale: String,
-    /// In F32.
-    zero_point: String,
+    /// The distance of the lowest code.
+    lowest: String,
+    /// The code of 0, counted from the lowest one: that of the values at hand in F32.
+    zero_point: ZeroPoint,
 }
 
 impl Writer<'_> {
@@ -25,10 +27,8 @@ impl Writer<'_> {
                 let attributes = grid.attributes();
                 return writer.emit_in(ENGINE, "RoundActivation", vec![x], "rounded", attributes);
             }
-            let Steps {
-                distances, scale, ..
-            } = writer.steps(&x, grid);
-            writer.emit("Mul", vec![distances, scale], "rounded", vec![])
+            let steps = writer.steps(&x, grid);
+            writer.emit("Mul", vec![steps.distances, steps.scale], "rounded", vec![])
         })
     }
 
@@ -58,25 +58,20 @@ impl Writer<'_> {
                 zero_point,
             };
         }
+        let of_rows = grid.per_token && grid.mapping == Mapping::Affine;
         let [codes, scale, zero_point] = self.all_once(key, |writer| {
-            let Steps {
-                distances,
-                scale,
-                zero_point,
-            } = writer.steps(&x, grid);
-            // Codes from 0 on.
-            let lowest = writer.one_number(grid.quant_min() as f32);
-            let zero_point = writer.emit("Sub", vec![zero_point, lowest], "zero_point", vec![]);
-            let inputs = vec![distances, zero_point.clone()];
-            let codes = writer.emit("Add", inputs, "codes", vec![]);
+            let steps = writer.steps(&x, grid);
+            // Counted from the lowest one.
+            let inputs = vec![steps.distances, steps.lowest];
+            let codes = writer.emit("Sub", inputs, "codes", vec![]);
             let codes = writer.cast_to(codes, ElementType::U8);
-            let zero_point = match grid.per_token && grid.mapping == Mapping::Affine {
-                true => zero_point,
-                false => writer.cast_to(zero_point, ElementType::U8),
+            let zero_point = match steps.zero_point {
+                ZeroPoint::OfRows(name) if !of_rows => writer.cast_to(name, ElementType::U8),
+                ZeroPoint::OfRows(name) | ZeroPoint::Code(name) => name,
             };
-            [codes, scale, zero_point]
+            [codes, steps.scale, zero_point]
         });
-        let zero_point = match grid.per_token && grid.mapping == Mapping::Affine {
+        let zero_point = match of_rows {
             true => ZeroPoint::OfRows(zero_point),
             false => ZeroPoint::Code(zero_point),
         };
@@ -89,83 +84,92 @@ impl Writer<'_> {
 
     /// As [`QuantParams::from_range`](burn_lean_quant::QuantParams::from_range) has it.
     fn steps(&mut self, x: &str, grid: DynamicGrid) -> Steps {
-        let (low, high) = (grid.quant_min() as f32, grid.quant_max() as f32);
-        let smallest = self.one_number(SMALLEST_SCALE);
-        let two = |writer: &mut Self, operator, a: &str, b: &str| {
-            writer.emit(operator, vec![a.into(), b.into()], operator, vec![])
-        };
-        let by = |writer: &mut Self, operator, a: &str, number: f32| {
-            let number = writer.one_number(number);
-            two(writer, operator, a, &number)
-        };
-        let (scale, zero_point, ends) = match grid.mapping {
-            Mapping::Symmetric => {
-                let magnitudes = self.emit("Abs", vec![x.into()], "Abs", vec![]);
-                let largest = self.extreme("ReduceMax", &magnitudes, grid);
-                let scale = by(self, "Div", &largest, (high - low) / 2.0);
-                (scale, None, None)
-            }
-            Mapping::SymmetricNoClipping | Mapping::Affine => {
+        let codes = (grid.quant_max() - grid.quant_min()) as f32;
+        let scale = self.scale_on_the_fly(x, grid);
+        let (zero_point, lowest, highest) = match grid.mapping {
+            Mapping::Affine => {
                 let least = self.extreme("ReduceMin", x, grid);
-                let least = by(self, "Min", &least, 0.0);
-                let most = self.extreme("ReduceMax", x, grid);
-                let most = by(self, "Max", &most, 0.0);
-                if grid.mapping == Mapping::SymmetricNoClipping {
-                    let below = by(self, "Div", &least, low);
-                    let above = by(self, "Div", &most, high);
-                    (two(self, "Max", &below, &above), None, None)
-                } else {
-                    // Halves: the whole may be more than the largest number.
-                    let below = by(self, "Mul", &least, 0.5);
-                    let above = by(self, "Mul", &most, 0.5);
-                    let half = two(self, "Sub", &above, &below);
-                    let scale = by(self, "Div", &half, 0.5 * (high - low));
-                    let scale = two(self, "Max", &scale, &smallest);
-                    let below = two(self, "Div", &least, &scale);
-                    let below = self.emit("Round", vec![below], "Round", vec![]);
-                    let lowest = self.one_number(low);
-                    let zero = two(self, "Sub", &lowest, &below);
-                    let zero = by(self, "Max", &zero, low);
-                    let zero = by(self, "Min", &zero, high);
-                    let highest = self.one_number(high);
-                    let ends = [
-                        two(self, "Sub", &lowest, &zero),
-                        two(self, "Sub", &highest, &zero),
-                    ];
-                    (scale, Some(zero), Some(ends))
-                }
+                let below = self.emit("Div", vec![least, scale.clone()], "Div", vec![]);
+                let below = self.emit("Round", vec![below], "Round", vec![]);
+                let above = self.emit("Neg", vec![below], "Neg", vec![]);
+                let ends = [self.one_number(0.0), self.one_number(codes)];
+                let inputs = [above].into_iter().chain(ends.clone()).collect();
+                let zero = self.emit("Clip", inputs, "zero_point", vec![]);
+                let [lowest, highest] =
+                    ends.map(|end| self.emit("Sub", vec![end, zero.clone()], "Sub", vec![]));
+                (ZeroPoint::OfRows(zero), lowest, highest)
             }
-        };
-        let scale = two(self, "Max", &scale, &smallest);
-        let zero = grid.symmetric_zero_point() as f32;
-        let [lowest, highest] = match ends {
-            Some(ends) => ends,
-            None => [self.one_number(low - zero), self.one_number(high - zero)],
+            _ => {
+                let zero = grid.symmetric_zero_point() - grid.quant_min();
+                let code = vec![zero as u8];
+                let code = self.initializer("zero_point", ElementType::U8, &[], code);
+                let zero = zero as f32;
+                let ends = [-zero, codes - zero].map(|end| self.one_number(end));
+                let [lowest, highest] = ends;
+                (ZeroPoint::Code(code), lowest, highest)
+            }
         };
         let inverse = self.emit("Reciprocal", vec![scale.clone()], "Reciprocal", vec![]);
-        let steps = two(self, "Mul", x, &inverse);
+        let steps = self.emit("Mul", vec![x.into(), inverse], "Mul", vec![]);
         let steps = self.emit("Round", vec![steps], "Round", vec![]);
-        let steps = two(self, "Max", &steps, &lowest);
-        let distances = two(self, "Min", &steps, &highest);
-        let zero_point = match zero_point {
-            Some(zero_point) => zero_point,
-            None => self.one_number(zero),
-        };
+        let steps = self.emit("Max", vec![steps, lowest.clone()], "Max", vec![]);
         Steps {
-            distances,
+            distances: self.emit("Min", vec![steps, highest], "Min", vec![]),
             scale,
+            lowest,
             zero_point,
         }
     }
 
-    /// Of each row, or of all.
+    fn scale_on_the_fly(&mut self, x: &str, grid: DynamicGrid) -> String {
+        let (low, high) = (grid.quant_min() as f32, grid.quant_max() as f32);
+        let by = |writer: &mut Self, operator, a: String, number: f32| {
+            let number = writer.one_number(number);
+            writer.emit(operator, vec![a, number], operator, vec![])
+        };
+        let scale = match grid.mapping {
+            Mapping::Symmetric => {
+                let magnitudes = self.emit("Abs", vec![x.into()], "Abs", vec![]);
+                let largest = self.extreme("ReduceMax", &magnitudes, grid);
+                by(self, "Div", largest, (high - low) / 2.0)
+            }
+            Mapping::SymmetricNoClipping => {
+                let below = self.extreme("ReduceMin", x, grid);
+                let below = by(self, "Div", below, low);
+                let above = self.extreme("ReduceMax", x, grid);
+                let above = by(self, "Div", above, high);
+                self.emit("Max", vec![below, above], "Max", vec![])
+            }
+            Mapping::Affine => {
+                // Halves: the whole may be more than the largest number.
+                let below = self.extreme("ReduceMin", x, grid);
+                let below = by(self, "Mul", below, 0.5);
+                let above = self.extreme("ReduceMax", x, grid);
+                let above = by(self, "Mul", above, 0.5);
+                let half = self.emit("Sub", vec![above, below], "Sub", vec![]);
+                by(self, "Div", half, 0.5 * (high - low))
+            }
+        };
+        by(self, "Max", scale, SMALLEST_SCALE)
+    }
+
+    /// The least number, or the largest, of each row or of all; 0 is always among them.
     fn extreme(&mut self, operator: &'static str, x: &str, grid: DynamicGrid) -> String {
-        let mut inputs = vec![x.to_string()];
-        if grid.per_token {
-            inputs.push(self.ints(&[-1]));
-        }
-        let keep = vec![Attribute::Int("keepdims", i64::from(grid.per_token))];
-        self.emit(operator, inputs, operator, keep)
+        let key = format!("{operator} {x} {}", grid.per_token);
+        self.written_once(key, |writer| {
+            let mut inputs = vec![x.to_string()];
+            if grid.per_token {
+                inputs.push(writer.ints(&[-1]));
+            }
+            let keep = vec![Attribute::Int("keepdims", i64::from(grid.per_token))];
+            let found = writer.emit(operator, inputs, operator, keep);
+            let beside_zero = match operator {
+                "ReduceMin" => "Min",
+                _ => "Max",
+            };
+            let zero = writer.one_number(0.0);
+            writer.emit(beside_zero, vec![found, zero], beside_zero, vec![])
+        })
     }
 
     fn one_number(&mut self, number: f32) -> String {
