@@ -4,10 +4,17 @@
 //! which the features after it make good, w ← w − e U_j,>j. Rounding so is
 //! [GPTQ, Frantar et al., 2023](https://arxiv.org/abs/2210.17323), removing so SparseGPT.
 
-use faer::Mat;
+use std::ops::Range;
+
+use faer::linalg::matmul::matmul;
+use faer::{Accum, Mat, MatMut, MatRef, get_global_parallelism};
+use rayon::prelude::*;
 
 use crate::dense::Factor;
 use crate::error::LayerwiseError;
+
+/// Features that make up for each other one by one, before all after them do at once.
+const BLOCK: usize = 128;
 
 /// An order of features, and U for it.
 ///
@@ -17,20 +24,21 @@ use crate::error::LayerwiseError;
 /// // Two features that are nearly always equal.
 /// let hessian = |i: usize, j: usize| if i == j { 1.0 } else { 0.99 };
 /// let compensation = Compensation::new(vec![0, 1], 0.0, hessian)?;
-/// let mut codes = Vec::new();
-/// compensation.pass(&[0.4, 0.4], |_, left| {
+/// let mut codes = vec![Vec::new(); 2];
+/// let weights = vec![0.4, 0.4, 1.4, 0.0];
+/// compensation.pass(weights, 2, &mut codes, |codes, _, left| {
 ///     codes.push(left[0].round());
 ///     left[0].round()
 /// });
-/// // 0.4 became 0, so that the other one was 0.4 + 0.99 · 0.4 by then.
-/// assert_eq!(codes, [0.0, 1.0]);
+/// // 0.4 became 0, so that the other one was 0.4 + 0.99 · 0.4 by then; 1.4 became 1.
+/// assert_eq!(codes, [[0.0, 1.0], [1.0, 0.0]]);
 /// # Ok::<(), burn_lean_layerwise::LayerwiseError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Compensation {
     order: Vec<usize>,
-    /// Rows of U, each from its diagonal on.
-    upper: Vec<Vec<f64>>,
+    /// Of H⁻¹ = L Lᵀ = Uᵀ U.
+    factor: Factor,
 }
 
 impl Compensation {
@@ -64,13 +72,7 @@ impl Compensation {
         let factor =
             Factor::new(inverse.as_ref(), ridge).map_err(|error| error.at_places(&order))?;
         drop(inverse);
-        // H⁻¹ = L Lᵀ = Uᵀ U.
-        let lower = factor.lower();
-        let upper = |i: usize| (i..order.len()).map(|j| lower[(j, i)]).collect();
-        Ok(Self {
-            upper: (0..order.len()).map(upper).collect(),
-            order,
-        })
+        Ok(Self { order, factor })
     }
 
     /// The features in their order.
@@ -78,25 +80,81 @@ impl Compensation {
         &self.order
     }
 
-    /// Goes over `weights`, one for each feature, in the order. `choose` is told how many features came
-    /// before, and the values of the others by then; it says which value the first of them takes.
-    pub fn pass(&self, weights: &[f64], mut choose: impl FnMut(usize, &[f64]) -> f64) {
-        let mut left: Vec<f64> = self.order.iter().map(|at| weights[*at]).collect();
-        for step in 0..left.len() {
-            let off = left[step] - choose(step, &left[step..]);
-            self.make_good(step, off, &mut left[step + 1..]);
+    /// Goes over rows of weights `[rows, features]`, whose features are in the order, each row with a
+    /// state of its own. `choose` is told how many features came before, and the values of the
+    /// others by then; it says which value the first of them takes.
+    ///
+    /// Features are made up for by those of their block at once, by later ones when the block ends, which is
+    /// faster: what `choose` sees of later blocks is from when its block began. A block is the most
+    /// multiples of `group` below 128 features, or the largest divisor of a larger one: where a
+    /// group begins, all its values are those of now.
+    ///
+    /// # Panics
+    ///
+    /// Where there are not as many states as whole rows of weights.
+    pub fn pass<S: Send>(
+        &self,
+        mut weights: Vec<f64>,
+        group: usize,
+        states: &mut [S],
+        choose: impl Fn(&mut S, usize, &[f64]) -> f64 + Sync,
+    ) {
+        let n = self.order.len();
+        assert_eq!(weights.len(), n * states.len(), "a state for each row");
+        let block = match group {
+            ..=BLOCK => BLOCK / group.max(1) * group.max(1),
+            _ => {
+                let mut divisors = (16..=BLOCK)
+                    .rev()
+                    .filter(|size| group.is_multiple_of(*size));
+                divisors.next().unwrap_or(group)
+            }
+        };
+        for first in (0..n).step_by(block) {
+            self.pass_block(first..n.min(first + block), &mut weights, states, &choose);
         }
     }
 
-    /// U_jj of the feature of this step.
-    pub(crate) fn diagonal(&self, step: usize) -> f64 {
-        self.upper[step][0]
+    /// One block of [`pass`](Self::pass); weights end with what was chosen.
+    pub(crate) fn pass_block<S: Send>(
+        &self,
+        block: Range<usize>,
+        weights: &mut [f64],
+        states: &mut [S],
+        choose: impl Fn(&mut S, usize, &[f64]) -> f64 + Sync,
+    ) {
+        let (n, rows, width) = (self.order.len(), states.len(), block.len());
+        let mut errors = vec![0.0; rows * width];
+        weights
+            .par_chunks_exact_mut(n)
+            .zip(errors.par_chunks_exact_mut(width))
+            .zip(states)
+            .for_each(|((row, errors), state)| {
+                for (step, error) in block.clone().zip(errors) {
+                    let value = choose(state, step, &row[step..]);
+                    let upper = self.upper(step);
+                    *error = (row[step] - value) / upper[0];
+                    row[step] = value;
+                    if *error != 0.0 {
+                        let pairs = row[step + 1..block.end].iter_mut().zip(&upper[1..]);
+                        pairs.for_each(|(value, by)| *value -= *error * by);
+                    }
+                }
+            });
+        if block.end < n {
+            let left = n - block.end;
+            let weights = MatMut::from_column_major_slice_mut(weights, n, rows);
+            let weights = weights.submatrix_mut(block.end, 0, left, rows);
+            let lower = self.factor.lower();
+            let lower = lower.submatrix(block.end, block.start, left, width);
+            let errors = MatRef::from_column_major_slice(&errors, width, rows);
+            let parallel = get_global_parallelism();
+            matmul(weights, Accum::Add, lower, errors, -1.0, parallel);
+        }
     }
 
-    /// Changes the features `after` that of this step, which is off by so much.
-    pub(crate) fn make_good(&self, step: usize, off: f64, after: &mut [f64]) {
-        let error = off / self.diagonal(step);
-        let pairs = after.iter_mut().zip(&self.upper[step][1..]);
-        pairs.for_each(|(value, by)| *value -= error * by);
+    /// U_jj of the feature of this step, and what is right of it.
+    pub(crate) fn upper(&self, step: usize) -> &[f64] {
+        &self.factor.lower_column(step)[step..]
     }
 }

@@ -37,6 +37,12 @@ impl Factor {
         self.0.L()
     }
 
+    /// A column of L, of which numbers above the diagonal say nothing.
+    pub(crate) fn lower_column(&self, at: usize) -> &[f64] {
+        let column = self.lower().col(at).try_as_col_major();
+        column.expect("columns are contiguous").as_slice()
+    }
+
     /// H⁻¹.
     pub(crate) fn inverse(&self) -> Mat<f64> {
         self.0.inverse()

@@ -1,9 +1,14 @@
 //! How many weights of a layer are kept, and in which shape.
 
+use std::cmp::Ordering;
+
 use rayon::prelude::*;
 
 use crate::Support;
 use crate::error::{LayerwiseError, same};
+
+/// Scores of a part up to which each is compared with all.
+const SMALL: usize = 16;
 
 /// How many weights of a layer `[o, d]` are kept, and in which shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,22 +71,46 @@ impl Keep {
             kept.par_chunks_mut(part)
                 .zip(scores.par_chunks(part))
                 .with_min_len((1 << 12) / part.min(1 << 12))
-                .for_each_init(Vec::new, |order, (kept, scores)| {
-                    highest_of(scores, count, order, kept);
+                .for_each_init(Vec::new, |room, (kept, scores)| match part {
+                    ..=SMALL => highest_of_few(scores, count, kept),
+                    _ => highest_of(scores, count, room, kept),
                 });
         }
         Support::of(features, kept)
     }
 }
 
-/// Marks the `count` highest scores; of equal ones the first. `order` is room to sort in.
-fn highest_of(scores: &[f64], count: usize, order: &mut Vec<usize>, kept: &mut [bool]) {
-    order.clear();
-    order.extend(0..scores.len());
-    if count < order.len() {
-        order.select_nth_unstable_by(count, |a, b| {
-            scores[*b].total_cmp(&scores[*a]).then(a.cmp(b))
-        });
+/// Marks the `count` highest scores; of equal ones the first. `room` is to sort in.
+fn highest_of(scores: &[f64], count: usize, room: &mut Vec<f64>, kept: &mut [bool]) {
+    if count == 0 || count >= scores.len() {
+        return kept.fill(count > 0);
     }
-    order.iter().take(count).for_each(|at| kept[*at] = true);
+    room.clear();
+    room.extend_from_slice(scores);
+    let (higher, lowest, _) = room.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a));
+    let above = higher.iter().filter(|one| one.total_cmp(lowest).is_gt());
+    let mut equal = count - above.count();
+    for (score, kept) in scores.iter().zip(kept) {
+        *kept = match score.total_cmp(lowest) {
+            Ordering::Greater => true,
+            Ordering::Equal if equal > 0 => {
+                equal -= 1;
+                true
+            }
+            _ => false,
+        };
+    }
+}
+
+/// The same of scores so few that each is compared with all.
+fn highest_of_few(scores: &[f64], count: usize, kept: &mut [bool]) {
+    for (at, (score, kept)) in scores.iter().zip(kept).enumerate() {
+        let before = scores[..at]
+            .iter()
+            .filter(|other| other.total_cmp(score).is_ge());
+        let after = scores[at + 1..]
+            .iter()
+            .filter(|other| other.total_cmp(score).is_gt());
+        *kept = before.count() + after.count() < count;
+    }
 }

@@ -22,50 +22,68 @@ pub(crate) fn sparse_gpt(
     let compensation = Compensation::of_inverse(inverse, (0..d).collect(), problem.ridge())?;
     // Where H is that of the weights themselves, this is w₀.
     let mut weights = problem.optimum();
-    let mut kept = vec![false; o * d];
     // Blocks of columns hold whole groups.
     let group = match keep {
         Keep::NOfM { m, .. } => *m,
         _ => 1,
     };
     let block = (block.clamp(1, d.max(1)).div_ceil(group) * group).min(d);
-    let mut selected = 0;
-    for first in (0..d).step_by(block) {
-        let last = d.min(first + block);
-        let width = last - first;
-        let scores: Vec<f64> = (0..o * width)
-            .map(|at| {
-                let (row, j) = (at / width, first + at % width);
-                let error = weights[row * d + j] / compensation.diagonal(j);
-                problem.importance(row) * error * error
-            })
-            .collect();
-        // As many as are due by the end of this block.
-        let due = |total: usize| (total as u128 * last as u128 / d as u128) as usize;
-        let part = match *keep {
-            Keep::Weights(count) => {
-                Keep::Weights(due(count) - std::mem::replace(&mut selected, due(count)))
-            }
-            Keep::PerRow(count) => {
-                Keep::PerRow(due(count) - std::mem::replace(&mut selected, due(count)))
-            }
-            groups @ Keep::NOfM { .. } => groups,
+    let errors = |first: usize, left: &[f64]| -> Vec<f64> {
+        let pairs = left[..block.min(left.len())].iter().enumerate();
+        pairs
+            .map(|(at, w)| (w / compensation.upper(first + at)[0]).powi(2))
+            .collect()
+    };
+    // As many as are due by the end of this block.
+    let due = |total: usize, step: usize| {
+        (total as u128 * d.min(step + block) as u128 / d as u128) as usize
+    };
+    let part = |keep: &Keep, first: usize| {
+        let before = |total| match first {
+            0 => 0,
+            _ => due(total, first - block),
         };
-        let chosen = part.select(&scores, width);
-        weights
-            .par_chunks_exact_mut(d)
-            .zip(kept.par_chunks_exact_mut(d))
-            .enumerate()
-            .for_each(|(row, (weights, kept))| {
-                kept[first..last].copy_from_slice(chosen.row(row));
-                for j in first..last {
-                    if kept[j] {
-                        continue;
-                    }
-                    let off = std::mem::take(&mut weights[j]);
-                    compensation.make_good(j, off, &mut weights[j + 1..]);
-                }
-            });
+        match *keep {
+            Keep::Weights(count) => Keep::Weights(due(count, first) - before(count)),
+            Keep::PerRow(count) => Keep::PerRow(due(count, first) - before(count)),
+            groups @ Keep::NOfM { .. } => groups,
+        }
+    };
+    let mut kept: Vec<Vec<bool>> = vec![vec![false; d]; o];
+    let mark = |kept: &mut [bool], first: usize, chosen: &[bool]| {
+        kept[first..first + chosen.len()].copy_from_slice(chosen);
+    };
+    let of_all_rows = matches!(keep, Keep::Weights(_));
+    // Rows that choose by themselves may do so several times in a block of compensation.
+    let together = match of_all_rows {
+        true => block,
+        false => 128_usize.div_ceil(block) * block,
+    };
+    for first in (0..d).step_by(together.max(1)) {
+        let last = d.min(first + together);
+        if of_all_rows {
+            let scores: Vec<f64> = weights
+                .par_chunks_exact(d)
+                .enumerate()
+                .flat_map_iter(|(row, weights)| {
+                    let importance = problem.importance(row);
+                    let errors = errors(first, &weights[first..]);
+                    errors.into_iter().map(move |error| importance * error)
+                })
+                .collect();
+            let chosen = part(keep, first).select(&scores, last - first);
+            for (row, kept) in kept.iter_mut().enumerate() {
+                mark(kept, first, chosen.row(row));
+            }
+        }
+        compensation.pass_block(first..last, &mut weights, &mut kept, |kept, step, left| {
+            if !of_all_rows && step % block == 0 {
+                let errors = errors(step, left);
+                let chosen = part(keep, step).select(&errors, errors.len());
+                mark(kept, step, chosen.row(0));
+            }
+            if kept[step] { left[0] } else { 0.0 }
+        });
     }
-    Ok((weights, Support::of(d, kept)))
+    Ok((weights, Support::of(d, kept.concat())))
 }

@@ -9,11 +9,12 @@
 //!
 //! with a ρ that grows the slower, the less the support changes, until it no longer does
 //! ([ALPS, Meng et al., 2024](https://arxiv.org/abs/2406.07831)). One decomposition serves all rows and
-//! iterations: some 10 d³ operations, and 4 d² for each row in each iteration, where optimal brain
-//! surgeon takes d³/3 for each row. The decomposition is in F64; iterations, which only look for a
-//! support, in F32: W is at most 1/ρ times the right side, whatever the condition of H.
+//! every ρ: some 10 d³ operations, d³ for each ρ, which stays for a few iterations, and 2 d² for each row in each
+//! iteration, where optimal brain surgeon takes d³/3 for each row. The decomposition is in F64; iterations,
+//! which only look for a support, in F32: W is at most 1/ρ times the right side, whatever the condition of H.
 
 use faer::linalg::matmul::matmul;
+use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::{Accum, Mat, MatMut, MatRef, Side, get_global_parallelism};
 use rayon::prelude::*;
 
@@ -85,13 +86,15 @@ pub(crate) fn splitting(
         values,
         linear: linear.collect(),
         weights: weights.collect(),
+        right: vec![0.0; o * d],
         kept: vec![0.0; o * d],
         dual: vec![0.0; o * d],
         sizes: vec![0.0; o * d],
         support: Support::full(o, d),
         rho: FIRST_RHO,
-        turned: Mat::zeros(d, o),
+        inverse: Mat::zeros(d, d),
     };
+    split.invert();
     split.project(keep);
     let mut before = split.support.clone();
     for iteration in 1..=MOST_ITERATIONS {
@@ -106,6 +109,7 @@ pub(crate) fn splitting(
                 break;
             };
             split.rho *= growth;
+            split.invert();
             before = split.support.clone();
         }
     }
@@ -122,6 +126,8 @@ struct Split {
     values: Vec<f32>,
     /// G.
     linear: Vec<f32>,
+    /// G − V + ρD.
+    right: Vec<f32>,
     /// W.
     weights: Vec<f32>,
     /// D.
@@ -132,36 +138,51 @@ struct Split {
     sizes: Vec<f64>,
     support: Support,
     rho: f32,
-    /// Qᵀ times what W is solved from, `[d, o]`.
-    turned: Mat<f32>,
+    /// (H + ρI)⁻¹.
+    inverse: Mat<f32>,
 }
 
 impl Split {
+    /// (H + ρI)⁻¹ = S Sᵀ with S = Q (Λ + ρI)^−½.
+    fn invert(&mut self) {
+        let d = self.values.len();
+        let root = |at: usize| 1.0 / (self.values[at] + self.rho).sqrt();
+        let roots: Vec<f32> = (0..d).map(root).collect();
+        let scaled = Mat::from_fn(d, d, |i, j| self.basis[(i, j)] * roots[j]);
+        let lower = BlockStructure::TriangularLower;
+        let whole = BlockStructure::Rectangular;
+        triangular::matmul(
+            self.inverse.as_mut(),
+            lower,
+            Accum::Replace,
+            scaled.as_ref(),
+            whole,
+            scaled.transpose(),
+            whole,
+            1.0,
+            get_global_parallelism(),
+        );
+        for j in 1..d {
+            for i in 0..j {
+                self.inverse[(i, j)] = self.inverse[(j, i)];
+            }
+        }
+    }
+
     /// W ← (H + ρI)⁻¹ (G − V + ρD).
     fn solve(&mut self) {
         let (d, rho) = (self.values.len(), self.rho);
-        let o = self.turned.ncols();
-        self.weights
+        self.right
             .par_iter_mut()
             .zip(&self.linear)
             .zip(&self.dual)
             .zip(&self.kept)
             .for_each(|(((right, g), v), kept)| *right = g - v + rho * kept);
-        let right = MatRef::from_column_major_slice(&self.weights, d, o);
-        let parallel = get_global_parallelism();
-        let basis = self.basis.as_ref();
-        let turned = self.turned.as_mut();
-        let across = basis.transpose();
-        matmul(turned, Accum::Replace, across, right, 1.0, parallel);
-        for column in 0..o {
-            let column = self.turned.col_as_slice_mut(column).iter_mut();
-            column
-                .zip(&self.values)
-                .for_each(|(turned, value)| *turned /= value + rho);
-        }
+        let o = self.right.len() / d.max(1);
+        let right = MatRef::from_column_major_slice(&self.right, d, o);
         let weights = MatMut::from_column_major_slice_mut(&mut self.weights, d, o);
-        let turned = self.turned.as_ref();
-        matmul(weights, Accum::Replace, basis, turned, 1.0, parallel);
+        let (inverse, parallel) = (self.inverse.as_ref(), get_global_parallelism());
+        matmul(weights, Accum::Replace, inverse, right, 1.0, parallel);
     }
 
     /// D ← P(W + V/ρ).

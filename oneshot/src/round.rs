@@ -6,6 +6,8 @@
 //! the small system (BᵀHB) s = BᵀHw, with one column of multiples for each group in B; neither can
 //! make f larger.
 
+use std::borrow::Cow;
+
 use burn_lean_layerwise::{Compensation, LayerwiseError};
 use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
@@ -24,6 +26,16 @@ pub(crate) struct Rounded {
     pub(crate) codes: Vec<u8>,
     /// `[outputs, groups]`
     pub(crate) ranges: Vec<Range>,
+}
+
+/// An output that is rounded.
+struct Row<'a> {
+    optimum: &'a [f64],
+    kept: Cow<'a, [bool]>,
+    codes: Vec<u8>,
+    ranges: Vec<Range>,
+    /// The group whose range GPTQ has taken last.
+    reached: Option<usize>,
 }
 
 /// What is rounded.
@@ -64,81 +76,85 @@ pub(crate) fn group_size(inputs: usize, quantize: &Quantize) -> usize {
 impl RoundingProblem<'_> {
     pub(crate) fn round(&self) -> Result<Rounded, LayerwiseError> {
         let d = self.inputs;
-        let outputs = self.optimum.len() / d.max(1);
-        let shared = match self.quantize.rounding {
-            Rounding::Nearest => None,
-            Rounding::Compensated { .. } => Some(self.compensation(0..d)?),
-        };
-        let rows: Result<Vec<_>, LayerwiseError> = (0..outputs)
+        let mut rows: Vec<Row<'_>> = (0..self.optimum.len() / d.max(1))
             .into_par_iter()
-            .map(|row| self.row(row, shared.as_ref()))
+            .map(|row| self.row(row))
             .collect();
-        let mut rounded = Rounded {
-            codes: Vec::with_capacity(outputs * d),
-            ranges: Vec::new(),
-        };
-        for (codes, ranges) in rows? {
-            rounded.codes.extend(codes);
-            rounded.ranges.extend(ranges);
+        if let Rounding::Compensated { sweeps, .. } = self.quantize.rounding {
+            let (own, shared): (Vec<_>, Vec<_>) = rows
+                .iter_mut()
+                .partition(|row| d <= OWN_FACTOR && row.kept.contains(&false));
+            if !shared.is_empty() {
+                self.pass(&self.compensation(0..d)?, shared);
+            }
+            own.into_par_iter().try_for_each(|row| {
+                let kept = (0..d).filter(|at| row.kept[*at]);
+                self.pass(&self.compensation(kept)?, vec![row]);
+                Ok::<_, LayerwiseError>(())
+            })?;
+            let rows = rows.par_iter_mut().enumerate();
+            rows.for_each(|(at, row)| self.improve(at, row, sweeps));
         }
-        Ok(rounded)
+        let ranges = rows.iter().flat_map(|row| row.ranges.iter().copied());
+        Ok(Rounded {
+            ranges: ranges.collect(),
+            codes: rows
+                .iter()
+                .flat_map(|row| row.codes.iter().copied())
+                .collect(),
+        })
     }
 
-    fn row(
-        &self,
-        row: usize,
-        shared: Option<&Compensation>,
-    ) -> Result<(Vec<u8>, Vec<Range>), LayerwiseError> {
+    /// A row, each of its weights at its nearest code.
+    fn row(&self, row: usize) -> Row<'_> {
         let d = self.inputs;
         let optimum = &self.optimum[row * d..(row + 1) * d];
-        let all = vec![true; d];
-        let kept = self
-            .kept
-            .map_or(&all[..], |kept| &kept[row * d..(row + 1) * d]);
-        let own = match shared {
-            Some(_) if d <= OWN_FACTOR && kept.contains(&false) => {
-                Some(self.compensation((0..d).filter(|at| kept[*at]))?)
-            }
-            _ => None,
+        let kept = match self.kept {
+            Some(kept) => Cow::Borrowed(&kept[row * d..(row + 1) * d]),
+            None => Cow::Owned(vec![true; d]),
         };
-        let mut ranges = self.ranges(optimum);
-        let mut codes: Vec<u8> = (0..d).map(|at| ranges[at / self.group()].zero).collect();
-        let Rounding::Compensated {
-            activation_order,
-            sweeps,
-        } = self.quantize.rounding
-        else {
-            for at in (0..d).filter(|at| kept[*at]) {
-                codes[at] = ranges[at / self.group()].code(optimum[at]);
+        let ranges = self.ranges(optimum);
+        let codes = (0..d).map(|at| {
+            let range = &ranges[at / self.group()];
+            match kept[at] {
+                true => range.code(optimum[at]),
+                false => range.zero,
             }
-            return Ok((codes, ranges));
-        };
-        if let Some(compensation) = own.as_ref().or(shared) {
-            self.pass(
-                compensation,
-                optimum,
-                kept,
-                activation_order,
-                &mut codes,
-                &mut ranges,
-            );
-            // A range that is another one now may have another zero.
-            for at in (0..d).filter(|at| !kept[*at]) {
-                codes[at] = ranges[at / self.group()].zero;
-            }
+        });
+        Row {
+            codes: codes.collect(),
+            optimum,
+            kept,
+            ranges,
+            reached: None,
         }
-        self.refine(optimum, kept, sweeps, &mut codes, &mut ranges);
+    }
+
+    /// After GPTQ: better codes and scales, and zeros elsewhere.
+    fn improve(&self, at: usize, row: &mut Row<'_>, sweeps: usize) {
+        let d = self.inputs;
+        let Row {
+            optimum,
+            kept,
+            codes,
+            ranges,
+            ..
+        } = row;
+        // A range that is another one now may have another zero.
+        for at in (0..d).filter(|at| !kept[*at]) {
+            codes[at] = ranges[at / self.group()].zero;
+        }
+        self.refine(optimum, kept, sweeps, codes, ranges);
         if let Some(zeros) = self.zeros {
-            let whole = &zeros.optimum[row * d..(row + 1) * d];
-            let mut kept = kept.to_vec();
+            let whole = &zeros.optimum[at * d..(at + 1) * d];
+            let kept = kept.to_mut();
             for _ in 0..sweeps {
-                if self.exchange(zeros, row, &mut kept, &mut codes, &ranges) == 0 {
+                if self.exchange(zeros, at, kept, codes, ranges) == 0 {
                     break;
                 }
-                self.refine(whole, &kept, sweeps, &mut codes, &mut ranges);
+                self.refine(whole, kept, sweeps, codes, ranges);
             }
         }
-        Ok((codes, ranges))
     }
 
     pub(crate) fn group(&self) -> usize {
@@ -172,37 +188,43 @@ impl RoundingProblem<'_> {
 
     /// GPTQ. Ranges of a group are those of its weights when it is reached, or, in another order
     /// than that of the groups, the ones given.
-    fn pass(
-        &self,
-        compensation: &Compensation,
-        optimum: &[f64],
-        kept: &[bool],
-        activation_order: bool,
-        codes: &mut [u8],
-        ranges: &mut [Range],
-    ) {
+    fn pass(&self, compensation: &Compensation, mut rows: Vec<&mut Row<'_>>) {
         let order = compensation.order();
         let group = self.group();
-        let mut reached = None;
-        compensation.pass(optimum, |step, left| {
+        let keeps_ranges = matches!(
+            self.quantize.rounding,
+            Rounding::Compensated {
+                activation_order: true,
+                ..
+            }
+        );
+        let weights = rows
+            .iter()
+            .flat_map(|row| order.iter().map(|at| row.optimum[*at]));
+        // Groups of some of the inputs begin anywhere.
+        let together = match order.len() == self.inputs {
+            true => group,
+            false => order.len(),
+        };
+        compensation.pass(weights.collect(), together, &mut rows, |row, step, left| {
             let at = order[step];
             let of_group = at / group;
-            if !activation_order && reached != Some(of_group) {
-                reached = Some(of_group);
+            if !keeps_ranges && row.reached != Some(of_group) {
+                row.reached = Some(of_group);
                 let own = order[step..].iter().zip(left);
                 let own = own.take_while(|(other, _)| *other / group == of_group);
                 let (values, by): (Vec<f64>, Vec<f64>) = own
-                    .filter(|(other, _)| kept[**other])
+                    .filter(|(other, _)| row.kept[**other])
                     .map(|(other, value)| (*value, self.diagonal[*other]))
                     .unzip();
-                ranges[of_group] = Range::of(&values, &by, self.quantize);
+                row.ranges[of_group] = Range::of(&values, &by, self.quantize);
             }
-            let range = &ranges[of_group];
-            codes[at] = match kept[at] {
+            let range = &row.ranges[of_group];
+            row.codes[at] = match row.kept[at] {
                 true => range.code(left[0]),
                 false => range.zero,
             };
-            range.value(codes[at])
+            range.value(row.codes[at])
         });
     }
 

@@ -2,7 +2,6 @@
 
 use burn::config::Config;
 use burn_lean_layerwise::{Compensation, LayerwiseError};
-use rayon::prelude::*;
 
 use crate::QuantError;
 use crate::module::listen::input_statistics::InputStatistics;
@@ -79,23 +78,22 @@ pub fn gptq(
     }
     let [outputs, features] = grid.shape();
     let compensation = compensation(inputs, config)?;
-    let row = |row: usize| {
-        let start = row * features;
-        let weights: Vec<f64> = (0..features).map(|j| grid.weight(start + j)).collect();
-        let mut codes = vec![0; features];
-        compensation.pass(&weights, |step, left| {
-            let feature = compensation.order()[step];
-            let index = start + feature;
-            codes[feature] = match grid.is_zero(index) {
-                true => grid.nearest_code(index, 0.0),
-                false => grid.nearest_code(index, left[0]),
-            };
-            grid.value(index, codes[feature])
-        });
-        codes
-    };
-    let codes: Vec<Vec<i32>> = (0..outputs).into_par_iter().map(row).collect();
-    Ok(codes.concat())
+    let order = compensation.order();
+    let weights = (0..outputs).flat_map(|row| order.iter().map(move |j| row * features + j));
+    let weights = weights.map(|index| grid.weight(index)).collect();
+    let mut rows: Vec<(usize, Vec<i32>)> = (0..outputs)
+        .map(|row| (row * features, vec![0; features]))
+        .collect();
+    compensation.pass(weights, 1, &mut rows, |(start, codes), step, left| {
+        let feature = order[step];
+        let index = *start + feature;
+        codes[feature] = match grid.is_zero(index) {
+            true => grid.nearest_code(index, 0.0),
+            false => grid.nearest_code(index, left[0]),
+        };
+        grid.value(index, codes[feature])
+    });
+    Ok(rows.into_iter().flat_map(|(_, codes)| codes).collect())
 }
 
 /// The features in the order of rounding, and `U` of the Hessian with the ridge in it.
