@@ -111,25 +111,38 @@ fn a_file_has_the_codes_of_a_quantized_embedding() {
     }
 }
 
-/// ONNX's blocks are along the rows: it would have a scale for each code.
+/// Scales of blocks of a row are taken with the row, or the table is dequantized: codes of 4 bits are not taken.
 #[test]
-fn a_file_has_floats_of_an_embedding_with_blocks_in_its_rows() {
+fn a_file_has_the_codes_of_an_embedding_with_blocks_in_its_rows() {
     let device = Device::flex();
-    let (embedding, tokens) = words(&device);
+    let (mut embedding, tokens) = words(&device);
     let blocks = Granularity::PerBlock {
         extents: vec![1, 4],
     };
-    let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(blocks);
-    let qparams = QuantParams::of(&embedding.weight.val(), &scheme).unwrap();
-    let weight = QuantizedTensor::quantize(&embedding.weight.val(), &qparams, &scheme).unwrap();
-    let export = Export::record(&embedding, &tokens, forward).unwrap();
-    let export = export.with_quantization(Quantization::none().with_weight("weight", weight));
-    let layer = export.to_onnx(Form::Qdq).unwrap().layers.remove(0);
-    assert_eq!(
-        (layer.execution, layer.weight_bytes),
-        (Execution::DequantizedOnce, 4 * 16 * 8)
-    );
-    assert!(layer.reason.unwrap().contains("rows are taken"));
+    let floats = embedding.weight.val();
+    for bits in [4, 8] {
+        for mapping in [Mapping::Symmetric, Mapping::Affine] {
+            let format = match mapping {
+                Mapping::Affine => NumberFormat::uint(bits),
+                _ => NumberFormat::int(bits),
+            };
+            let scheme = Scheme::symmetric(format).with_mapping(mapping);
+            let scheme = scheme.with_granularity(blocks.clone());
+            let qparams = QuantParams::of(&floats, &scheme).unwrap();
+            let weight = QuantizedTensor::quantize(&floats, &qparams, &scheme).unwrap();
+            embedding.weight = Param::from_tensor(weight.dequantize(&device).unwrap());
+            let export = Export::record(&embedding, &tokens, forward).unwrap();
+            let quantization = Quantization::none().with_weight("weight", weight);
+            let export = export.with_quantization(quantization);
+            let layer = export.to_onnx(Form::Qdq).unwrap().layers.remove(0);
+            assert_eq!(
+                (layer.execution, layer.weight_bytes, layer.reason),
+                (Execution::Qdq, 16 * 8 * usize::from(bits) / 8, None)
+            );
+            let expected = forward(&embedding, tokens.clone());
+            written(&export, Form::Qdq, &tokens, &expected);
+        }
+    }
 }
 
 /// A table by which weights over its rows are multiplied.

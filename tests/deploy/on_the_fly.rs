@@ -1,6 +1,7 @@
 //! Activations whose range is that of the values at hand, in every form that a quantizer has.
 
 use burn::module::Module;
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -354,6 +355,105 @@ fn files_have_weights_in_groups_as_floats_and_round_what_they_are_multiplied_by(
     let integer = export.to_onnx(Form::Integer).unwrap().layers.remove(0);
     assert_eq!(integer.execution, Execution::WeightsInteger);
     assert!(integer.reason.unwrap().contains("its input is not rounded"));
+}
+
+#[derive(Module, Debug)]
+struct Projections {
+    query: Linear,
+    key: Linear,
+}
+
+/// Projections of a sequence, each of which turns it into a matrix, round it once.
+#[test]
+fn what_several_layers_read_is_rounded_once() {
+    let device = Device::flex();
+    let x = rows(&device).reshape([1, 7, WIDTH]);
+    let linear = || LinearConfig::new(WIDTH, 19).init(&device);
+    let model = with_numbers(
+        Projections {
+            query: linear(),
+            key: linear(),
+        },
+        3,
+    );
+    let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(Granularity::PerToken);
+    let model = prepared(model, scheme, WeightConfig::int(8));
+    let forward =
+        |model: &Projections, x: Tensor<3>| model.query.forward(x.clone()) + model.key.forward(x);
+    let expected = QuantizedForward::new()
+        .run(&model, x.clone(), forward)
+        .unwrap();
+    let export = Export::record(&model, &x, forward).unwrap();
+    for form in [Form::Qdq, Form::Integer] {
+        let exported = export.to_onnx(form).unwrap();
+        let operators = operators(&exported);
+        let count = |name| operators.iter().filter(|one| **one == name).count();
+        assert_eq!(count("ReduceMax"), 1, "{operators:?}");
+        assert_eq!(count("Round"), 1, "{operators:?}");
+        let largest = values(expected.clone()).into_iter().map(f32::abs);
+        let largest = largest.fold(0.0, f32::max);
+        for_the_judge(&exported, &x, &expected, Some(SHARE * largest));
+    }
+    let engine = compiled(&model, &x, forward, Backend::Own);
+    let found = engine.run(&x).unwrap().reshape([7, 19]);
+    assert_rows_agree(&found, &expected.reshape([7, 19]), &NONE, "own");
+}
+
+/// Heads of an attention read parts of rows that were rounded as a whole; a slice of a tensor has not the range of all
+/// of it.
+#[test]
+fn what_is_viewed_in_parts_is_rounded_before() {
+    let device = Device::flex();
+    let attention = MultiHeadAttentionConfig::new(16, 4).with_dropout(0.0);
+    let attention = with_numbers(attention.init(&device), 3);
+    let x = tensor::<3>(5, [2, 3, 16], &device) * 30.0;
+    type Forward = fn(&MultiHeadAttention, Tensor<3>) -> Tensor<3>;
+    for granularity in [Granularity::PerTensor, Granularity::PerToken] {
+        let scheme = Scheme::symmetric(NumberFormat::int(4)).with_granularity(granularity);
+        let attend: Forward = |model, x| model.forward(MhaInput::self_attn(x)).context;
+        let sliced: Forward = |model, x| {
+            let y = model.query.forward(x.clone()) + model.key.forward(x);
+            model.value.forward(y.slice([0..2, 0..1, 0..16]))
+        };
+        // Operands of a product of two activations stay floats where products are of integers.
+        for (forward, is_attention) in [(attend, true), (sliced, false)] {
+            let activation = FakeQuantizeConfig::new(scheme.clone());
+            let activation = activation.with_observer(ObserverConfig::Memoryless);
+            let config = QatConfig::new()
+                .with_activation(Some(activation))
+                .with_attention(is_attention)
+                .with_outputs(true);
+            let model = config
+                .prepare_for(attention.clone(), x.clone(), forward)
+                .unwrap();
+            let quantized = QuantizedForward::new();
+            let expected = quantized.run(&model, x.clone(), forward).unwrap();
+            let export = Export::record(&model, &x, forward).unwrap();
+            let left: Vec<_> = export.quantization().left_float().collect();
+            assert!(left.is_empty(), "{left:?}");
+            let largest = values(expected.clone()).into_iter().map(f32::abs);
+            let largest = largest.fold(0.0, f32::max);
+            let judged = |form| {
+                let exported = export.to_onnx(form).unwrap();
+                for_the_judge(&exported, &x, &expected, Some(SHARE * largest));
+            };
+            judged(Form::Qdq);
+            if is_attention {
+                continue;
+            }
+            judged(Form::Integer);
+            let engine = EngineConfig::new()
+                .with_arithmetic(Arithmetic::Integer)
+                .with_backend(Some(Backend::Own));
+            let found = values(engine.compile(export).unwrap().run(&x).unwrap());
+            for (found, expected) in found.iter().zip(values(expected)) {
+                assert!(
+                    (found - expected).abs() <= SHARE * largest,
+                    "{scheme}: {found} {expected}"
+                );
+            }
+        }
+    }
 }
 
 /// Operands of a sum are rounded, too, and added as floats.

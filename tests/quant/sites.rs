@@ -6,7 +6,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, Fallback};
-use burn_lean::graph::{Place, Role};
+use burn_lean::graph::{Place, Role, Views};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, GraphError, NumberFormat, ObserverConfig,
     PtqConfig, QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig, Schedule, Scheme,
@@ -191,7 +191,7 @@ fn modules_with_private_fields_reach_weights_and_activations_of_8_bits() {
 
         // The operand of each site is one that a quantizer gives, and the converted model does the same.
         let recording = burn_lean::graph::record(&model, &x, forward).unwrap();
-        let hooked = recording.graph().hooked_operands();
+        let hooked = recording.graph().hooked_operands(|_| Views::OfNumbers);
         let edges: Vec<_> = recording
             .graph()
             .sites()

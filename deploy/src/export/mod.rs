@@ -40,8 +40,9 @@ pub enum Form {
     /// 16 bits on x86 CPUs without VNNI, where they saturate. In blocks, which it multiplies in floats, they
     /// are INT8.
     ///
-    /// Weights of 4 bits whose input is not quantized onnxruntime multiplies by inputs that it rounds to 8 bits,
-    /// unless its session has the option `session.qdq_matmulnbits_accuracy_level` at `1`.
+    /// Weights of 4 bits, and of layers without a bias those of 8 bits, whose input has no `QuantizeLinear`, as
+    /// one that is not rounded or has a scale for each row, onnxruntime multiplies by inputs that it rounds to 8
+    /// bits itself, unless its session has the option `session.qdq_matmulnbits_accuracy_level` at `1`.
     #[default]
     Qdq,
     /// As [`Qdq`](Self::Qdq), where symmetric codes of 8 bits are INT8 with zero points of 0, and biases are
@@ -49,7 +50,8 @@ pub enum Form {
     /// `Scheme::symmetric(NumberFormat::int8())`.
     QdqSigned,
     /// Operators that compute in integers: `MatMulInteger`, `ConvInteger`, of INT8 weights. For runtimes
-    /// whose sums are exact, as the engine's are; onnxruntime's saturate on x86 CPUs without VNNI.
+    /// whose sums are exact, as the engine's are; onnxruntime's saturate on x86 CPUs without VNNI. A number that
+    /// is not finite has some code there, where floats and the engine give NaN.
     Integer,
 }
 

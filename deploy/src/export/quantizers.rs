@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::Module;
-use burn_lean_graph::{Graph, Node, Tensors, record};
+use burn_lean_graph::{Graph, HookInfo, Node, Tensors, Views, record};
 use burn_lean_quant::{Site, quantizers};
 
 use super::lower::rounds_operands;
@@ -40,21 +40,33 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
     if same.next().is_some() {
         return Ok(found);
     }
-    let (operands, results) = (graph.hooked_operands(), graph.hooked_results());
     let path = |hook: usize| graph.hooks()[hook].path.as_str();
-    let hooks = operands.iter().map(|(_, _, hook)| *hook);
-    let hooks = hooks.chain(results.iter().map(|(_, hook)| *hook));
-    let seen: HashSet<&str> = hooks.map(path).collect();
+    let seen: HashSet<&str> = graph
+        .hooks()
+        .iter()
+        .map(|hook| hook.path.as_str())
+        .collect();
     let mut grids: HashMap<String, ActivationQuantization> = HashMap::new();
+    // The weights whose input a quantizer rounds.
+    let mut weights: HashMap<String, String> = HashMap::new();
     for located in quantizers(model) {
         let acts = seen.contains(located.path.as_str()) && located.quantizer.phase().quantizes();
         if located.site != Site::Weight
             && acts
             && let Ok(how) = ActivationQuantization::of(&located.quantizer)?
         {
+            let weight = located.parameter.filter(|_| located.site == Site::Input);
+            weights.extend(weight.map(|weight| (located.path.clone(), weight)));
             grids.insert(located.path, how);
         }
     }
+    // A range of the values at hand is that of a view only if this shows all of them.
+    let views = |hook: &HookInfo| match grids.get(&hook.path) {
+        Some(ActivationQuantization::Dynamic(grid)) if grid.per_token => Views::OfRows,
+        Some(ActivationQuantization::Dynamic(_)) => Views::OfAll,
+        _ => Views::OfNumbers,
+    };
+    let (operands, results) = (graph.hooked_operands(views), graph.hooked_results(views));
     // With the operation that takes floats all the same, if there is one.
     let mut shown: HashMap<&str, Option<&'static str>> = HashMap::new();
     for (node, operand, hook) in operands.iter().copied() {
@@ -62,6 +74,10 @@ pub(crate) fn quantization<M: Module, I: Tensors, O: Tensors>(
             continue;
         };
         found.edges.insert(Edge { node, operand }, *how);
+        if let (ActivationQuantization::Dynamic(_), Some(weight)) = (how, weights.get(path(hook))) {
+            // Where it is seen, and nowhere else.
+            found.inputs.remove(weight);
+        }
         shown.entry(path(hook)).or_default();
     }
     for (position, hook) in results {

@@ -34,6 +34,8 @@ pub(crate) enum Spread {
     Axis(usize, Vec<f32>),
     /// Of a matrix: one for each block of so many rows of a column, row-major `[blocks, columns]`.
     Blocks(usize, Vec<f32>),
+    /// Of a matrix: one for each block of so many columns of a row, row-major `[rows, blocks]`.
+    Within(usize, Vec<f32>),
 }
 
 impl Codes {
@@ -339,21 +341,34 @@ fn spread(shape: &[usize], scales: &[f32], zeros: &[f32]) -> Option<(Spread, Vec
         [ones @ .., rows, columns] if ones.iter().all(|one| *one == 1) => (*rows, *columns),
         _ => return None,
     };
-    let block = (1..=rows)
-        .rev()
-        .filter(|block| rows.is_multiple_of(*block))
-        .find(|block| {
+    // The most neighbours of an axis that share a scale: `first` is that of the first one of an element's block.
+    let largest = |size: usize, first: &dyn Fn(usize, usize) -> usize| {
+        let mut divisors = (1..=size).rev().filter(|block| size.is_multiple_of(*block));
+        divisors.find(|block| {
             let same = |i: usize| {
-                let (row, column) = (i / columns, i % columns);
-                let start = row / block * block * columns + column;
+                let start = first(i, *block);
                 scales[i] == scales[start] && zeros[i] == zeros[start]
             };
             (0..rows * columns).all(same)
-        })?;
-    let starts = (0..rows)
-        .step_by(block)
-        .flat_map(|row| (0..columns).map(move |c| row * columns + c));
-    let of = starts.clone().map(|i| scales[i]).collect();
-    let zero_points = starts.map(|i| zeros[i] as i16).collect();
-    Some((Spread::Blocks(block, of), zero_points))
+        })
+    };
+    let above = largest(rows, &|i, block| {
+        i / columns / block * block * columns + i % columns
+    })?;
+    let beside = largest(columns, &|i, block| i / block * block)?;
+    let starts: Vec<usize> = match beside > above {
+        true => (0..rows * columns).step_by(beside).collect(),
+        false => {
+            let rows = (0..rows).step_by(above);
+            rows.flat_map(|row| (0..columns).map(move |c| row * columns + c))
+                .collect()
+        }
+    };
+    let of = starts.iter().map(|i| scales[*i]).collect();
+    let zero_points = starts.iter().map(|i| zeros[*i] as i16).collect();
+    let spread = match beside > above {
+        true => Spread::Within(beside, of),
+        false => Spread::Blocks(above, of),
+    };
+    Some((spread, zero_points))
 }

@@ -27,6 +27,8 @@ pub(crate) struct Writer<'a> {
     pub(crate) limits: Limits,
     pub(crate) open: &'a Open,
     nodes: Vec<OnnxNode>,
+    /// Results of nodes, by what these compute: of equal ones there is one.
+    computed: HashMap<String, Vec<String>>,
     initializers: Vec<Initializer>,
     /// Names that are taken.
     names: HashSet<String>,
@@ -34,7 +36,7 @@ pub(crate) struct Writer<'a> {
     numbers: HashMap<String, usize>,
     /// Names of tensors of the graph.
     of: HashMap<TensorId, String>,
-    /// Names of what is written once, by what it is.
+    /// Names of constants that are written once, by what they are.
     once: HashMap<String, String>,
 }
 
@@ -57,6 +59,7 @@ impl<'a> Writer<'a> {
             limits: Limits::default(),
             open,
             nodes: Vec::new(),
+            computed: HashMap::new(),
             initializers: Vec::new(),
             names: HashSet::new(),
             numbers: HashMap::new(),
@@ -235,11 +238,8 @@ impl<'a> Writer<'a> {
         if let [part] = &parts[..] {
             return part.clone();
         }
-        let key = format!("shape {parts:?}");
-        self.written_once(key, |writer| {
-            let axis = vec![Attribute::Int("axis", 0)];
-            writer.emit("Concat", parts, "shape", axis)
-        })
+        let axis = vec![Attribute::Int("axis", 0)];
+        self.emit("Concat", parts, "shape", axis)
     }
 
     /// A size, as a list of one number.
@@ -248,49 +248,43 @@ impl<'a> Writer<'a> {
             Size::Fixed(size) => return self.ints(&[*size as i64]),
             Size::Open(times, factors) => (*times as i64, factors),
         };
-        self.written_once(format!("size {size:?}"), |writer| {
-            let known = factors.iter().map(|at| writer.known(*at));
-            let known: Vec<String> = known.collect();
-            let product = known
-                .into_iter()
-                .reduce(|a, b| writer.sizes_of("Mul", a, b));
-            writer.times(product.unwrap_or_default(), times)
-        })
+        let known = factors.iter().map(|at| self.known(*at));
+        let known: Vec<String> = known.collect();
+        let product = known.into_iter().reduce(|a, b| self.sizes_of("Mul", a, b));
+        self.times(product.unwrap_or_default(), times)
     }
 
     /// A size that is known, as a list of one number.
     fn known(&mut self, at: usize) -> String {
         let name = self.open.text(&Size::Open(1, vec![at]));
-        self.written_once(format!("known {at}"), |writer| {
-            match writer.open.known(at) {
-                Known::Axis(tensor, axis) => {
-                    let of = writer.of.get(tensor).cloned();
-                    let of = of.expect("a tensor is written before what needs its size");
-                    let (start, end) = (*axis as i64, *axis as i64 + 1);
-                    let ends = vec![Attribute::Int("start", start), Attribute::Int("end", end)];
-                    writer.emit("Shape", vec![of], &name, ends)
+        match self.open.known(at) {
+            Known::Axis(tensor, axis) => {
+                let of = self.of.get(tensor).cloned();
+                let of = of.expect("a tensor is written before what needs its size");
+                let (start, end) = (*axis as i64, *axis as i64 + 1);
+                let ends = vec![Attribute::Int("start", start), Attribute::Int("end", end)];
+                self.emit("Shape", vec![of], &name, ends)
+            }
+            Known::Sum(parts, plus) => {
+                let mut sum = None;
+                for (times, at) in parts {
+                    let known = self.known(*at);
+                    let part = self.times(known, *times);
+                    sum = Some(match sum {
+                        None => part,
+                        Some(before) => self.sizes_of("Add", before, part),
+                    });
                 }
-                Known::Sum(parts, plus) => {
-                    let mut sum = None;
-                    for (times, at) in parts {
-                        let known = writer.known(*at);
-                        let part = writer.times(known, *times);
-                        sum = Some(match sum {
-                            None => part,
-                            Some(before) => writer.sizes_of("Add", before, part),
-                        });
-                    }
-                    let sum = sum.unwrap_or_default();
-                    match plus {
-                        0 => sum,
-                        plus => {
-                            let plus = writer.ints(&[*plus]);
-                            writer.sizes_of("Add", sum, plus)
-                        }
+                let sum = sum.unwrap_or_default();
+                match plus {
+                    0 => sum,
+                    plus => {
+                        let plus = self.ints(&[*plus]);
+                        self.sizes_of("Add", sum, plus)
                     }
                 }
             }
-        })
+        }
     }
 
     fn times(&mut self, size: String, times: i64) -> String {
@@ -309,15 +303,13 @@ impl<'a> Writer<'a> {
 
     /// The numbers from 0 on, as many as a size, as I64.
     pub(crate) fn count(&mut self, size: &Size) -> String {
-        self.written_once(format!("count {size:?}"), |writer| {
-            let size = writer.size(size);
-            let end = writer.emit("Squeeze", vec![size], "size", vec![]);
-            let [zero, one] = [0_i64, 1].map(|number| {
-                let bytes = number.to_le_bytes().to_vec();
-                writer.initializer("number", ElementType::I64, &[], bytes)
-            });
-            writer.emit("Range", vec![zero, end, one], "Range", vec![])
-        })
+        let size = self.size(size);
+        let end = self.emit("Squeeze", vec![size], "size", vec![]);
+        let [zero, one] = [0_i64, 1].map(|number| {
+            let bytes = number.to_le_bytes().to_vec();
+            self.initializer("number", ElementType::I64, &[], bytes)
+        });
+        self.emit("Range", vec![zero, end, one], "Range", vec![])
     }
 
     /// A constant that is a count of an open length: its first number and its step.
@@ -342,7 +334,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// A node with one result that has a name of its own.
+    /// The result of a node; of one that is there already if it computes the same under the same name.
     pub(crate) fn emit(
         &mut self,
         operator: &'static str,
@@ -362,12 +354,11 @@ impl<'a> Writer<'a> {
         name: &str,
         attributes: Vec<Attribute>,
     ) -> String {
-        let output = self.unique(name);
-        self.push(domain, operator, inputs, vec![output.clone()], attributes);
+        let [output] = self.emit_all_in(domain, operator, inputs, [name], attributes);
         output
     }
 
-    /// A node with several results.
+    /// The results of a node that has several.
     pub(crate) fn emit_all<const N: usize>(
         &mut self,
         operator: &'static str,
@@ -387,10 +378,15 @@ impl<'a> Writer<'a> {
         names: [&str; N],
         attributes: Vec<Attribute>,
     ) -> [String; N] {
+        let key = format!("{domain} {operator} {inputs:?} {attributes:?} {names:?}");
+        if let Some(same) = self.computed.get(&key) {
+            return std::array::from_fn(|at| same[at].clone());
+        }
         let outputs = names.map(|name| match name {
             "" => String::new(),
             name => self.unique(name),
         });
+        self.computed.insert(key, outputs.to_vec());
         self.push(domain, operator, inputs, outputs.to_vec(), attributes);
         outputs
     }
@@ -415,7 +411,7 @@ impl<'a> Writer<'a> {
         });
     }
 
-    /// The name of what `write` writes, which it does at the first call with this key.
+    /// The name of the constants that `write` writes, which it does at the first call with this key.
     pub(crate) fn written_once(
         &mut self,
         key: String,
@@ -427,17 +423,6 @@ impl<'a> Writer<'a> {
         let name = write(self);
         self.once.insert(key, name.clone());
         name
-    }
-
-    /// The same, for several names.
-    pub(crate) fn all_once<const N: usize>(
-        &mut self,
-        key: String,
-        write: impl FnOnce(&mut Self) -> [String; N],
-    ) -> [String; N] {
-        let joined = self.written_once(key, |writer| write(writer).join("\n"));
-        let mut names = joined.split('\n').map(String::from);
-        std::array::from_fn(|_| names.next().unwrap_or_default())
     }
 
     /// Says under which name the result of an operation is.
@@ -467,8 +452,9 @@ impl<'a> Writer<'a> {
             })?;
             let how = self.quantization.results.get(&position).copied();
             let from = self.rounded(&tensor, how, "result")?;
-            // A name of its own, whatever else reads it.
-            let name = self.emit("Identity", vec![from], "output", vec![]);
+            // A name of its own, whatever else reads it, and if it is a result twice.
+            let name = self.unique("output");
+            self.push("", "Identity", vec![from], vec![name.clone()], vec![]);
             outputs.push(ValueInfo {
                 element: element(tensor.dtype, &name)?,
                 shape: self.open.dimensions(&self.sizes(&tensor)),

@@ -30,3 +30,24 @@ pub(crate) fn keeps_all(operation: &OperationIr) -> Option<&TensorIr> {
         _ => None,
     }
 }
+
+/// The operand of an operation whose rows, along the last axis, are those of the operand, each of them with
+/// all of its numbers.
+pub(crate) fn keeps_rows(operation: &OperationIr) -> Option<&TensorIr> {
+    use BaseOperationIr as Op;
+    let OperationIr::BaseFloat(base) = operation else {
+        return None;
+    };
+    let input = moved(operation)?;
+    let last = input.shape.num_dims().checked_sub(1)?;
+    let out = operation.outputs().next()?;
+    let keeps = match base {
+        Op::SwapDims(op) => op.dim1 == op.dim2 || (op.dim1 != last && op.dim2 != last),
+        Op::Permute(op) => op.axes.last() == Some(&last),
+        Op::Unfold(_) | Op::Gather(_) => false,
+        Op::Select(op) => op.dim != last,
+        Op::RepeatDim(op) => op.dim != last,
+        _ => out.shape.last() == input.shape.last(),
+    };
+    keeps.then_some(input)
+}

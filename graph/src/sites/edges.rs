@@ -1,37 +1,64 @@
 //! Which operands are what a hook made.
 
-use burn::backend::ir::TensorId;
+use burn::backend::ir::{OperationIr, TensorId, TensorIr};
 use rustc_hash::FxHashMap as HashMap;
 
-use crate::graph::views::moved;
-use crate::{Graph, Node};
+use crate::graph::views::{keeps_all, keeps_rows, moved};
+use crate::{Graph, HookInfo};
+
+/// Which views of what a [`Hook`](crate::hooks::Hook) made are what it would have made of the views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Views {
+    /// All, parts too: each number is by itself.
+    OfNumbers,
+    /// Those of rows along the last axis, each with all of its numbers.
+    OfRows,
+    /// Those of all numbers.
+    OfAll,
+}
+
+impl Views {
+    /// What an operation is such a view of.
+    fn viewed(self, operation: &OperationIr) -> Option<&TensorIr> {
+        match self {
+            Self::OfNumbers => moved(operation),
+            Self::OfRows => keeps_rows(operation),
+            Self::OfAll => keeps_all(operation),
+        }
+    }
+}
 
 impl Graph {
-    /// The operands that are the result of a [`Hook`](crate::hooks::Hook), through views at most:
-    /// position of the node, of the operand, and of the hook in [`hooks`](Self::hooks).
+    /// The operands that are the result of a [`Hook`](crate::hooks::Hook), through such views of it at
+    /// most: position of the node, of the operand, and of the hook in [`hooks`](Self::hooks).
     ///
-    /// Views and hooks themselves are left out: for an export, these are the edges of the
+    /// These views and hooks themselves are left out: for an export, these are the edges of the
     /// operations that compute.
-    pub fn hooked_operands(&self) -> Vec<(usize, usize, usize)> {
-        let made = self.made_by_hooks();
-        let computes = |node: &Node<'_>| {
-            self.hook_of(node.operation()).is_none() && moved(node.operation()).is_none()
-        };
-        let operands = self.nodes().filter(computes).flat_map(|node| {
+    pub fn hooked_operands(
+        &self,
+        views: impl Fn(&HookInfo) -> Views,
+    ) -> Vec<(usize, usize, usize)> {
+        let made = self.made_by_hooks(&views);
+        let nodes = self.nodes();
+        let operands = nodes.filter(|node| node.hook().is_none()).flat_map(|node| {
             let operands = node.operation().inputs().enumerate();
             let hooked = operands.filter_map(|(operand, tensor)| {
-                let hook = made.get(&tensor.id)?;
-                Some((node.index(), operand, *hook))
+                let hook = *made.get(&tensor.id)?;
+                let goes_on = node
+                    .operation()
+                    .outputs()
+                    .any(|out| made.contains_key(&out.id));
+                (!goes_on).then_some((node.index(), operand, hook))
             });
             hooked.collect::<Vec<_>>()
         });
         operands.collect()
     }
 
-    /// The [results](Self::outputs) that are those of a [`Hook`](crate::hooks::Hook), through views at
-    /// most: position of the result, and of the hook in [`hooks`](Self::hooks).
-    pub fn hooked_results(&self) -> Vec<(usize, usize)> {
-        let made = self.made_by_hooks();
+    /// The [results](Self::outputs) that are those of a [`Hook`](crate::hooks::Hook), through such views
+    /// at most: position of the result, and of the hook in [`hooks`](Self::hooks).
+    pub fn hooked_results(&self, views: impl Fn(&HookInfo) -> Views) -> Vec<(usize, usize)> {
+        let made = self.made_by_hooks(&views);
         let results = self.outputs().iter().enumerate();
         results
             .filter_map(|(position, id)| Some((position, *made.get(id)?)))
@@ -41,21 +68,24 @@ impl Graph {
     /// The hooks whose result another one reads, through views at most: positions in
     /// [`hooks`](Self::hooks).
     pub fn hooked_hooks(&self) -> Vec<usize> {
-        let made = self.made_by_hooks();
+        let made = self.made_by_hooks(&|_| Views::OfNumbers);
         let hooks = self.nodes().filter(|node| node.hook().is_some());
         let read = hooks.flat_map(|node| node.operation().inputs());
         read.filter_map(|tensor| made.get(&tensor.id).copied())
             .collect()
     }
 
-    /// The hook that made a tensor, by views of it, too.
-    fn made_by_hooks(&self) -> HashMap<TensorId, usize> {
+    /// The hook that made a tensor, by such views of it, too.
+    fn made_by_hooks(&self, views: &impl Fn(&HookInfo) -> Views) -> HashMap<TensorId, usize> {
         let mut made = HashMap::default();
         for node in self.nodes() {
             let operation = node.operation();
-            let hook = self.hook_of(operation);
-            let hook = hook.or_else(|| made.get(&moved(operation)?.id).copied());
-            if let Some(hook) = hook {
+            let of_view = || {
+                let hook = *made.get(&moved(operation)?.id)?;
+                views(&self.hooks()[hook]).viewed(operation)?;
+                Some(hook)
+            };
+            if let Some(hook) = self.hook_of(operation).or_else(of_view) {
                 made.extend(operation.outputs().map(|output| (output.id, hook)));
             }
         }

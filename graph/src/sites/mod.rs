@@ -12,6 +12,7 @@ mod weighting;
 
 use crate::{Graph, Site};
 
+pub use edges::Views;
 pub(crate) use insert::insert;
 
 /// The end of an edge.

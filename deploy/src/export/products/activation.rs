@@ -18,6 +18,17 @@ pub(super) enum Reader {
     Windows,
 }
 
+impl Reader {
+    /// What its codes are called.
+    pub(super) fn codes(self) -> &'static str {
+        match self {
+            Self::Floats => "codes",
+            Self::Rows => "codes_of_rows",
+            Self::Windows => "codes_of_windows",
+        }
+    }
+}
+
 /// An activation in integers.
 pub(super) struct Quantized {
     pub(super) codes: String,
@@ -82,11 +93,8 @@ impl Writer<'_> {
                 else {
                     unreachable!("rows have scales of their own in other grids")
                 };
-                let key = format!("dequantized {codes}");
-                self.written_once(key, |writer| {
-                    let inputs = vec![codes, scale, zero_point];
-                    writer.emit("DequantizeLinear", inputs, "dequantized", vec![])
-                })
+                let inputs = vec![codes, scale, zero_point];
+                self.emit("DequantizeLinear", inputs, "dequantized", vec![])
             }
         }
     }
@@ -99,19 +107,16 @@ impl Writer<'_> {
         reader: Reader,
     ) -> Quantized {
         let unsigned = reader != Reader::Floats;
-        let key = format!("quantized {x} {how:?} {reader:?}");
         let grid = match how {
             ActivationQuantization::Static(grid) => grid,
             ActivationQuantization::Dynamic(grid) if grid.is_of_onnx() => {
-                let [codes, scale, zero_point] = self.all_once(key, |writer| {
-                    let names = ["codes", "scale", "zero_point"];
-                    writer.emit_all("DynamicQuantizeLinear", vec![x], names, vec![])
-                });
-                let zero_point = ZeroPoint::Code(zero_point);
+                let names = [reader.codes(), "scale", "zero_point"];
+                let [codes, scale, zero_point] =
+                    self.emit_all("DynamicQuantizeLinear", vec![x], names, vec![]);
                 return Quantized {
                     codes,
                     scale,
-                    zero_point,
+                    zero_point: ZeroPoint::Code(zero_point),
                 };
             }
             ActivationQuantization::Dynamic(grid) => return self.codes_on_the_fly(x, grid, reader),
@@ -129,15 +134,13 @@ impl Writer<'_> {
         let scale = self.floats("scale", &[], &[grid.scale]);
         let zero = vec![(grid.zero_point + shift) as u8];
         let zero_point = self.initializer("zero_point", element, &[], zero);
-        let codes = self.written_once(key, |writer| {
-            let x = match range == (grid.quant_min, grid.quant_max) {
-                true => x,
-                // Fewer codes than the type has: the values saturate before.
-                false => writer.clip_to(x, grid),
-            };
-            let inputs = vec![x, scale.clone(), zero_point.clone()];
-            writer.emit("QuantizeLinear", inputs, "codes", vec![])
-        });
+        let x = match range == (grid.quant_min, grid.quant_max) {
+            true => x,
+            // Fewer codes than the type has: the values saturate before.
+            false => self.clip_to(x, grid),
+        };
+        let inputs = vec![x, scale.clone(), zero_point.clone()];
+        let codes = self.emit("QuantizeLinear", inputs, reader.codes(), vec![]);
         Quantized {
             codes,
             scale,

@@ -48,7 +48,7 @@ impl Writer<'_> {
         }
         let largest = match &codes.scale {
             Spread::Tensor(_) | Spread::Axis(1, _) => rows,
-            Spread::Axis(..) => 1,
+            Spread::Axis(..) | Spread::Within(..) => 1,
             Spread::Blocks(block, _) => *block,
         };
         let block = match narrow_blocks {
@@ -65,10 +65,13 @@ impl Writer<'_> {
             Spread::Axis(0, _) => row,
             Spread::Axis(..) => column,
             Spread::Blocks(of, _) => row / of * columns + column,
+            Spread::Within(of, _) => (row * columns + column) / of,
         };
         let scale = |row: usize, column: usize| match &codes.scale {
             Spread::Tensor(scale) => *scale,
-            Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales[group(row, column)],
+            Spread::Axis(_, scales) | Spread::Blocks(_, scales) | Spread::Within(_, scales) => {
+                scales[group(row, column)]
+            }
         };
         let element = match bits {
             4 => ElementType::U4,

@@ -14,10 +14,13 @@ pub(super) fn dequantized(codes: &Codes) -> Vec<f32> {
                 index / shape[axis + 1..].iter().product::<usize>() % shape[*axis]
             }
             Spread::Blocks(block, _) => index / columns / block * columns + index % columns,
+            Spread::Within(block, _) => index / block,
         };
         let scale = match &codes.scale {
             Spread::Tensor(scale) => *scale,
-            Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales[group],
+            Spread::Axis(_, scales) | Spread::Blocks(_, scales) | Spread::Within(_, scales) => {
+                scales[group]
+            }
         };
         f32::from(code - codes.zero_point[group]) * scale
     };

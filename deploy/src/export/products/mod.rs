@@ -13,7 +13,6 @@ use burn_lean_graph::Node;
 
 use super::data::check_scaled;
 use super::lower::Written;
-use super::weights::Spread;
 use super::{Form, Writer};
 use crate::onnx::Attribute;
 use crate::{DeployError, Edge};
@@ -120,7 +119,11 @@ impl<'a> Writer<'a> {
                 (name, Execution::Qdq, why_float.or(unrounded))
             }
             (Form::Integer, None) => {
-                let why = why_float.unwrap_or_else(|| "its weight is not quantized".into());
+                let why =
+                    why_float.unwrap_or_else(|| match self.constant(product.weight).is_some() {
+                        true => "its weight is not quantized".into(),
+                        false => "a product of two activations stays float".into(),
+                    });
                 (self.plain(product)?, as_floats, Some(why))
             }
             (Form::Integer, Some(codes)) => match self.integer(product, codes, activation)? {
@@ -207,13 +210,12 @@ impl<'a> Writer<'a> {
         check_scaled(table, &codes.path)?;
         let elements = table.shape.num_elements();
         let (name, execution, reason, weight_bytes) = match self.form {
-            // Of blocks within a row ONNX would have as many scales as codes.
-            Form::Qdq | Form::QdqSigned if !matches!(codes.scale, Spread::Blocks(1, _)) => {
+            Form::Qdq | Form::QdqSigned => {
                 let name = self.quantized_rows(table, codes, indices, out);
                 let bits = if codes.bits <= 4 { 4 } else { 8 };
                 (name, Execution::Qdq, None, elements * bits / 8)
             }
-            Form::Qdq | Form::QdqSigned | Form::Float | Form::Integer => {
+            Form::Float | Form::Integer => {
                 let floats = self.weight(table)?;
                 let reason = Some("rows are taken of floats".into());
                 let bytes = elements * table.dtype.size();

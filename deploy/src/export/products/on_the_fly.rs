@@ -21,15 +21,12 @@ struct Steps {
 impl Writer<'_> {
     /// The values that the codes of an activation stand for.
     pub(super) fn round_on_the_fly(&mut self, x: String, grid: DynamicGrid) -> String {
-        let key = format!("rounded {x} {grid:?}");
-        self.written_once(key, |writer| {
-            if writer.limits.engine_operators {
-                let attributes = grid.attributes();
-                return writer.emit_in(ENGINE, "RoundActivation", vec![x], "rounded", attributes);
-            }
-            let steps = writer.steps(&x, grid);
-            writer.emit("Mul", vec![steps.distances, steps.scale], "rounded", vec![])
-        })
+        if self.limits.engine_operators {
+            let attributes = grid.attributes();
+            return self.emit_in(ENGINE, "RoundActivation", vec![x], "rounded", attributes);
+        }
+        let steps = self.steps(&x, grid);
+        self.emit("Mul", vec![steps.distances, steps.scale], "rounded", vec![])
     }
 
     /// The codes of an activation as U8.
@@ -39,46 +36,30 @@ impl Writer<'_> {
         grid: DynamicGrid,
         reader: Reader,
     ) -> Quantized {
-        let key = format!("quantized {x} {grid:?} {reader:?}");
-        let names = ["codes", "scale", "zero_point"];
         if self.limits.engine_operators {
-            let [codes, scale, zero_point] = self.all_once(key, |writer| {
-                writer.emit_all_in(
-                    ENGINE,
-                    "QuantizeActivation",
-                    vec![x],
-                    names,
-                    grid.attributes(),
-                )
-            });
-            let zero_point = ZeroPoint::Code(zero_point);
+            let names = [reader.codes(), "scale", "zero_point"];
+            let operator = "QuantizeActivation";
+            let [codes, scale, zero_point] =
+                self.emit_all_in(ENGINE, operator, vec![x], names, grid.attributes());
             return Quantized {
                 codes,
                 scale,
-                zero_point,
+                zero_point: ZeroPoint::Code(zero_point),
             };
         }
-        let of_rows = grid.per_token && grid.mapping == Mapping::Affine;
-        let [codes, scale, zero_point] = self.all_once(key, |writer| {
-            let steps = writer.steps(&x, grid);
-            // Counted from the lowest one.
-            let inputs = vec![steps.distances, steps.lowest];
-            let codes = writer.emit("Sub", inputs, "codes", vec![]);
-            let codes = writer.cast_to(codes, ElementType::U8);
-            let zero_point = match steps.zero_point {
-                ZeroPoint::OfRows(name) if !of_rows => writer.cast_to(name, ElementType::U8),
-                ZeroPoint::OfRows(name) | ZeroPoint::Code(name) => name,
-            };
-            [codes, steps.scale, zero_point]
-        });
-        let zero_point = match of_rows {
-            true => ZeroPoint::OfRows(zero_point),
-            false => ZeroPoint::Code(zero_point),
-        };
+        let steps = self.steps(&x, grid);
+        // Counted from the lowest one.
+        let inputs = vec![steps.distances, steps.lowest];
+        let codes = self.emit("Sub", inputs, "codes", vec![]);
         Quantized {
-            codes,
-            scale,
-            zero_point,
+            codes: self.cast_to(codes, ElementType::U8),
+            scale: steps.scale,
+            zero_point: match steps.zero_point {
+                ZeroPoint::OfRows(name) if !grid.per_token => {
+                    ZeroPoint::Code(self.cast_to(name, ElementType::U8))
+                }
+                zero_point => zero_point,
+            },
         }
     }
 
@@ -155,21 +136,18 @@ impl Writer<'_> {
 
     /// The least number, or the largest, of each row or of all; 0 is always among them.
     fn extreme(&mut self, operator: &'static str, x: &str, grid: DynamicGrid) -> String {
-        let key = format!("{operator} {x} {}", grid.per_token);
-        self.written_once(key, |writer| {
-            let mut inputs = vec![x.to_string()];
-            if grid.per_token {
-                inputs.push(writer.ints(&[-1]));
-            }
-            let keep = vec![Attribute::Int("keepdims", i64::from(grid.per_token))];
-            let found = writer.emit(operator, inputs, operator, keep);
-            let beside_zero = match operator {
-                "ReduceMin" => "Min",
-                _ => "Max",
-            };
-            let zero = writer.one_number(0.0);
-            writer.emit(beside_zero, vec![found, zero], beside_zero, vec![])
-        })
+        let mut inputs = vec![x.to_string()];
+        if grid.per_token {
+            inputs.push(self.ints(&[-1]));
+        }
+        let keep = vec![Attribute::Int("keepdims", i64::from(grid.per_token))];
+        let found = self.emit(operator, inputs, operator, keep);
+        let beside_zero = match operator {
+            "ReduceMin" => "Min",
+            _ => "Max",
+        };
+        let zero = self.one_number(0.0);
+        self.emit(beside_zero, vec![found, zero], beside_zero, vec![])
     }
 
     fn one_number(&mut self, number: f32) -> String {

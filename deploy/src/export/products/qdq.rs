@@ -103,7 +103,7 @@ impl Writer<'_> {
                 inputs[0] = self.rows(inputs[0].clone(), indices);
                 self.emit("DequantizeLinear", inputs, &codes.path, attributes)
             }
-            Spread::Axis(0, _) if is_whole => {
+            Spread::Axis(0, _) | Spread::Within(..) if is_whole => {
                 let list = self.ints(&[-1]);
                 let indices = self.emit("Reshape", vec![indices, list], "Reshape", vec![]);
                 let (inputs, attributes) = self.stored(table, codes);
@@ -127,18 +127,15 @@ impl Writer<'_> {
     /// those of columns: such a matrix is stored by columns, and turned after it is dequantized. Of a stack of
     /// matrices with a scale for each column it fuses what it then refuses to run: it is stored as one matrix.
     fn dequantized_weight(&mut self, tensor: &TensorIr, codes: &Codes) -> String {
-        let key = format!("qdq {}", tensor.id);
-        self.written_once(key, |writer| {
-            let (inputs, attributes) = writer.stored(tensor, codes);
-            let name = writer.emit("DequantizeLinear", inputs, &codes.path, attributes);
-            match is_turned(codes) {
-                false => writer.stacked(name, codes),
-                true => {
-                    let order = vec![Attribute::Ints("perm", vec![1, 0])];
-                    writer.emit("Transpose", vec![name], "Transpose", order)
-                }
+        let (inputs, attributes) = self.stored(tensor, codes);
+        let name = self.emit("DequantizeLinear", inputs, &codes.path, attributes);
+        match is_turned(codes) {
+            false => self.stacked(name, codes),
+            true => {
+                let order = vec![Attribute::Ints("perm", vec![1, 0])];
+                self.emit("Transpose", vec![name], "Transpose", order)
             }
-        })
+        }
     }
 
     /// What was stored as one matrix, as the stack that it is.
@@ -195,6 +192,16 @@ impl Writer<'_> {
                 };
                 (vec![scales.len()], vec![Attribute::Int("axis", axis)])
             }
+            Spread::Within(block, _) => {
+                let last = codes.shape.len() - 1;
+                let mut shape = codes.shape.clone();
+                shape[last] /= block;
+                let attributes = vec![
+                    Attribute::Int("axis", last as i64),
+                    Attribute::Int("block_size", *block as i64),
+                ];
+                (shape, attributes)
+            }
             Spread::Blocks(block, _) => {
                 let rank = codes.shape.len();
                 let mut shape = codes.shape.clone();
@@ -213,7 +220,9 @@ impl Writer<'_> {
         };
         let scales = match &codes.scale {
             Spread::Tensor(scale) => vec![*scale],
-            Spread::Axis(_, scales) | Spread::Blocks(_, scales) => scales.clone(),
+            Spread::Axis(_, scales) | Spread::Blocks(_, scales) | Spread::Within(_, scales) => {
+                scales.clone()
+            }
         };
         let turn = is_turned(codes);
         let columns = codes.shape.last().copied().unwrap_or(1);
