@@ -41,4 +41,5 @@ pub mod manual;
 pub mod prelude;
 mod verbs;
 
+pub use burn_lean_graph::hooks::stop_gradient;
 pub use verbs::LeanModule;

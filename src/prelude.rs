@@ -3,6 +3,7 @@
 //! | | |
 //! |---|---|
 //! | mixed precision | [`Autocast`], [`GradScalerConfig`]; [`full_precision`] for calls that stay in F32 |
+//! | a recorded pass | [`stop_gradient`] in the place of `detach` |
 //! | quantization | [`QatConfig`] or [`PtqConfig`], [`QuantizedForward`] to run the result, [`ConvertConfig`] at the end |
 //! | pruning | [`Pruner`] from inputs, [`PrunerConfig`] from gradients, [`Masks`] to hold the zeros |
 //! | what is shipped | [`SparseRecord`], [`save_safetensors`], [`Export`] |
@@ -10,7 +11,6 @@
 //!
 //! Everything else is in the crates, by rooms: `burn_lean::quant::range`, for example.
 
-pub use crate::LeanModule;
 pub use crate::amp::{Autocast, GradScalerConfig, full_precision};
 pub use crate::deploy::Export;
 pub use crate::prune::{
@@ -21,3 +21,4 @@ pub use crate::quant::{
     load_safetensors, save_safetensors,
 };
 pub use crate::reparam::{ChainReparameterizer, attach};
+pub use crate::{LeanModule, stop_gradient};

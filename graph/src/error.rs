@@ -105,8 +105,10 @@ pub enum GraphError {
     /// pass stops gradients, which a recording does not show.
     #[error(
         "the gradient of `{parameter}` through the recording is off by {error:.1e} of its size: \
-         the forward pass stops gradients somewhere (`detach`), which a recording cannot show. \
-         Detach outside of the recorded closure, or call the model without recording"
+         the forward pass stops gradients somewhere (`detach`), which a recording cannot show. Call \
+         `burn_lean::stop_gradient(x)` in the place of `x.detach()`; in code that is not yours detach \
+         outside of the recorded closure, which returns what the loss is made of, or call the model \
+         without recording"
     )]
     StopsGradients {
         /// Path of the parameter, or `input` and its place.
@@ -206,9 +208,10 @@ fn advice(reason: &str) -> &'static str {
     } else if reason.contains("DTypeMismatch") {
         "The dtype of an input is not that of the weights that it meets: cast the input, or the model"
     } else if reason.contains("capture device with autodiff") {
-        "A BatchNorm that is called twice in training reads what its first call has left: call it once, on \
-         both batches joined (`Tensor::cat`), or give each its own. A module of the closure's own is \
-         built outside of it and made a part of the model; `to_device` and `backward` are called outside"
+        "A BatchNorm that is called twice in training reads what its first call has left: run the closure once \
+         for each batch and add the losses outside of it, which leaves the model what it is, or call it once on \
+         both batches joined (`Tensor::cat`), whose statistics are those of both. A module of the closure's own \
+         is built outside of it and made a part of the model; `to_device` and `backward` are called outside"
     } else if ["no concrete value", "autodiff", "apture"]
         .iter()
         .any(|said| reason.contains(said))

@@ -101,6 +101,8 @@ pub(crate) struct Noted {
     pub(crate) casts: Vec<(TensorId, FloatDType)>,
     /// The first tensors before and after what is to run in full precision.
     pub(crate) full: Vec<(TensorId, TensorId)>,
+    /// Tensors that stand for others without their gradients.
+    pub(crate) stopped: Vec<TensorId>,
 }
 
 thread_local! {
@@ -259,6 +261,39 @@ pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Ten
         }
     });
     Some(output)
+}
+
+/// `x` without gradients: [`Tensor::detach`], which a recording shows.
+///
+/// In the place of `detach` in forward passes that are recorded, as those of `Autocast::run` and
+/// `QuantizedForward::run` are: of a teacher's outputs, of the target of a bootstrap, of the rounding that a
+/// straight-through estimator adds. Elsewhere it is `detach`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_graph::hooks::stop_gradient;
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<1>::from_floats([3.0], &device).require_grad();
+/// // Of x · x, of which one factor is a constant, the derivative is x.
+/// let grads = (x.clone() * stop_gradient(x.clone())).sum().backward();
+/// let gradient = x.grad(&grads).unwrap();
+/// assert_eq!(gradient.into_data().try_to_vec::<f32>().unwrap(), [3.0]);
+/// ```
+pub fn stop_gradient<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let records = TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })));
+    if !records || !x.device().is_autodiff() {
+        return x.detach();
+    }
+    let output = x.detach().add_scalar(0.0);
+    if let Some(of_output) = id(&output.clone().into_dispatch()) {
+        TASK.with_borrow_mut(|task| {
+            if let Some(Task::Record { noted, .. }) = task {
+                noted.stopped.push(of_output);
+            }
+        });
+    }
+    output
 }
 
 /// Runs a part of a forward pass, and notes in a recording that its operations are to run in F32, whatever

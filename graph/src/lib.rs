@@ -69,7 +69,7 @@ pub use interpret::name as operation_name;
 pub use record::{Halves, Recording, model_device, record, record_halves};
 pub use recordings::Recordings;
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules, is_castable};
-pub use sites::{Place, SiteUse};
+pub use sites::{Place, SiteUse, Views};
 #[doc(hidden)]
 pub use tensors::plain;
 pub use tensors::{

@@ -35,6 +35,7 @@ pub(crate) fn simplify(
     graph.hooked = hooked.noted.stand_ins.into_iter().collect();
     graph.noted_casts = hooked.noted.casts.into_iter().collect();
     graph.full = hooked.noted.full;
+    graph.stopped = hooked.noted.stopped.into_iter().collect();
     skip_divisions(&mut graph);
     share_views(&mut graph);
     keep(&mut graph, true);
@@ -116,6 +117,7 @@ fn share_views(graph: &mut Graph) {
                     graph.hooked.get(id),
                     graph.noted_casts.get(id),
                     graph.is_full(*id),
+                    graph.stopped.contains(id),
                 )
             };
             let same = equal

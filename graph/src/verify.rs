@@ -13,6 +13,7 @@ use burn::backend::{
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
 
+use crate::hooks::Noted;
 use crate::interpret::noise;
 use crate::record::placeholders::Values;
 use crate::record::{Backward, Halves, Leaf, Seeks, record_with};
@@ -327,7 +328,13 @@ impl Backward {
             self.parameters.clone(),
             recording.graph.inputs.clone(),
             vec![self.total],
-            passes::Hooked::default(),
+            passes::Hooked {
+                noted: Noted {
+                    stopped: recording.graph.stopped.iter().copied().collect(),
+                    ..Noted::default()
+                },
+                ..passes::Hooked::default()
+            },
         );
         let with_gradient = |value: &DispatchTensor| {
             let leaf = <Dispatch as AutodiffBackend>::from_inner(value.clone());

@@ -60,7 +60,8 @@
 //! | you see | look at |
 //! |---|---|
 //! | `one_hot` in the error | Burn reads the indices: pass the one-hot tensor as an input, or compare the labels with `arange` |
-//! | an error about a value that is read, or `detach` | the forward pass cannot be recorded: [`AutocastConfig::prepare`](crate::amp::AutocastConfig::prepare) and a region do without |
+//! | an error about `detach` | [`stop_gradient`](crate::stop_gradient) in its place |
+//! | an error about a value that is read, or `detach` in code that is not yours | the forward pass cannot be recorded: [`AutocastConfig::prepare`](crate::amp::AutocastConfig::prepare) and a region do without |
 //! | a part of the model that needs F32 for reasons of its own | call it in [`full_precision`](crate::amp::full_precision()), or name its layers: [`Autocast::with_module`](crate::amp::Autocast::with_module) |
 //! | steps of a small model that take long | [`Autocast::cached`](crate::amp::Autocast::cached): each step is recorded otherwise |
 //! | in a region: mixed dtypes | [`audit`](crate::amp::audit()) names all calls that belong into [`full_precision`](crate::amp::full_precision()), in one run |

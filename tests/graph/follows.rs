@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::activation::{log_softmax, quiet_softmax, softmax, softmin};
 use burn::tensor::module::batch_norm;
 use burn::tensor::{Device, Int, Tensor};
+use burn_lean::graph::hooks::stop_gradient;
 use burn_lean::graph::{AsRecorded, Tensors, Verified, record, record_with_backward};
 
 use crate::models::{ConvNet, Decoder, Recurrent};
@@ -494,4 +495,33 @@ fn no_gradient_goes_through_what_a_softmax_subtracts() {
             }
         }
     });
+}
+
+/// A straight-through estimator, a target of the model's own, and a factor that counts as a constant.
+#[test]
+fn gradients_stop_where_the_pass_says_so() {
+    each_device(|target| {
+        same_as_own(
+            target,
+            |device| LinearConfig::new(4, 3).init(device),
+            |device| tensor::<2>(1, [5, 4], device),
+            |model: &Linear, x| {
+                let y = model.forward(x.clone());
+                let through = y.clone() + stop_gradient(y.clone().round() - y.clone());
+                let target = stop_gradient(model.forward(x * 0.5));
+                let off = (through - target).powi_scalar(2).mean();
+                off + (y.clone() * stop_gradient(y)).sum()
+            },
+        );
+    });
+}
+
+#[test]
+fn nothing_is_left_of_a_stop_in_an_evaluation() {
+    let device = Device::flex();
+    let model: Linear = LinearConfig::new(4, 3).init(&device);
+    let x = tensor::<2>(1, [5, 4], &device);
+    let plain = record(&model, &x, |model, x| model.forward(x)).unwrap();
+    let stopped = record(&model, &x, |model, x| stop_gradient(model.forward(x))).unwrap();
+    assert_eq!(stopped.graph().nodes().len(), plain.graph().nodes().len());
 }

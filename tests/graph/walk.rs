@@ -1,6 +1,6 @@
 //! A walk over batches: the model's own values, replaced weights, rows of products.
 
-use burn::module::Module;
+use burn::module::{Module, RunningState};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -394,6 +394,33 @@ fn a_training_pass_is_refused() {
     let model = Net::new(&device);
     let walk = Walk::record(&model, batches(&device), |model, x| model.forward(x));
     assert_eq!(walk.unwrap_err(), GraphError::Training);
+}
+
+/// Counts its calls, in evaluation, too.
+#[derive(Module, Debug)]
+struct Counting {
+    layer: Linear,
+    calls: RunningState<Tensor<1>>,
+}
+
+#[test]
+fn a_state_that_the_pass_updates_stays_as_it_is() {
+    let device = Device::flex();
+    let model = Counting {
+        layer: Net::new(&device).first,
+        calls: RunningState::new(Tensor::zeros([1], &device)),
+    };
+    let forward = |model: &Counting, x: Tensor<2>| {
+        model.calls.update(model.calls.value() + 1.0);
+        model.layer.forward(x)
+    };
+    let x = batches(&device);
+    let expected = values(model.layer.forward(x[0].clone()));
+    let mut walk = Walk::record(&model, x, forward).unwrap();
+    walk.finish().unwrap();
+    let found = walk.result(0, Pass::Original).unwrap();
+    near(&values(found), &expected, "the layer's output");
+    assert_eq!(values(model.calls.value()), [0.0]);
 }
 
 #[test]

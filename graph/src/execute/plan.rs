@@ -49,7 +49,7 @@ impl Step {
             is_composed: node.is_composed(),
             is_smooth: node.is_smooth() && !node.is_full(),
             has_several: inputs.filter(|one| one.dtype.is_float()).nth(1).is_some(),
-            stops: node.graph().composites.is_subtracted_maximum(node.index()),
+            stops: node.stops_gradients(),
         }
     }
 }

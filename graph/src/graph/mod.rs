@@ -54,6 +54,8 @@ pub struct Graph {
     pub(crate) noted_casts: HashMap<TensorId, FloatDType>,
     /// The first tensors before and after what the model runs in full precision.
     pub(crate) full: Vec<(TensorId, TensorId)>,
+    /// The tensors that stand for others without their gradients.
+    pub(crate) stopped: HashSet<TensorId>,
     /// The dtypes of the parameters and inputs that are stored in half and recorded as F32.
     pub(crate) stored: HashMap<TensorId, DType>,
     /// What an execution keeps for the next one.
@@ -96,6 +98,7 @@ impl Graph {
             hooked: HashMap::default(),
             hooked_views: HashSet::default(),
             noted_casts: HashMap::default(),
+            stopped: HashSet::default(),
             full: Vec::new(),
             stored: HashMap::default(),
             kept: Kept::default(),

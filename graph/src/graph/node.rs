@@ -81,6 +81,13 @@ impl<'a> Node<'a> {
         moved(self.operation())
     }
 
+    /// Whether no gradient goes through it.
+    pub(crate) fn stops_gradients(&self) -> bool {
+        let mut made = self.operation().outputs();
+        self.graph.composites.is_subtracted_maximum(self.index)
+            || made.any(|tensor| self.graph.stopped.contains(&tensor.id))
+    }
+
     /// The tensors that it reads.
     pub fn operands(&self) -> impl Iterator<Item = &'a TensorIr> + use<'a> {
         let operation = self.operation();

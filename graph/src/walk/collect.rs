@@ -32,12 +32,7 @@ impl<O: Tensors> Walk<O> {
                     found: format!("{:?} in batch {batch}", given.signature),
                 });
             }
-            let updates = recording
-                .graph
-                .parameters
-                .iter()
-                .any(|one| one.update.is_some());
-            if updates || given.autodiff || trains(model) {
+            if given.autodiff || trains(model) {
                 return Err(GraphError::Training);
             }
             let here = match &device {

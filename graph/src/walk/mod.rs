@@ -118,7 +118,8 @@ impl<O: Tensors> Walk<O> {
 
     /// A walk over recordings of the evaluation of `model`, each with its inputs.
     ///
-    /// Batches may differ in shape, not in their operations.
+    /// Batches may differ in shape, not in their operations. A running state that the forward pass updates,
+    /// a counter say, stays as it is in the model, for every batch.
     ///
     /// # Errors
     ///
