@@ -99,6 +99,16 @@ pub enum OneShotError {
         /// What it may be.
         expected: &'static str,
     },
+    /// A weight is not the one that was compressed.
+    #[error(
+        "`{path}` is not what was compressed: it was trained since, or folded with an adapter, and its codes \
+         stand for other values. Train what `prepare` gives, whose quantizers have these codes, and save \
+         that; an adapter that is not folded is saved beside the codes"
+    )]
+    Changed {
+        /// Path of the weight.
+        path: String,
+    },
     /// Files of a state folder, or a compressed file, cannot be written, read or used.
     #[error("{file}: {reason}")]
     File {
@@ -128,6 +138,7 @@ impl OneShotError {
             Self::Layer { path, .. }
             | Self::NeverCalled { path }
             | Self::TooFewRows { path, .. }
+            | Self::Changed { path }
             | Self::DoesNotFit { path, .. } => *path = format!("{name}.{path}"),
             _ => {}
         }

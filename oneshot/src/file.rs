@@ -38,13 +38,16 @@ struct GridHeader {
 
 impl<M: Module> Compressed<M> {
     /// Writes all float parameters: compressed weights as packed codes and scales, without zeros
-    /// where that is smaller, others in F32. The file is complete, or is not there.
+    /// where that is smaller, others in F32, those of adapters among them. The file is complete, or is
+    /// not there.
     ///
     /// # Errors
     ///
-    /// [`OneShotError::File`].
+    /// [`OneShotError::File`]; [`OneShotError::Changed`] for a weight of the model that is not the one that was
+    /// compressed.
     pub fn save(&self, file: impl AsRef<Path>) -> Result<(), OneShotError> {
         let file = file.as_ref();
+        self.check_unchanged()?;
         let mut plain = Plain {
             compressed: self.weights.iter().map(|one| one.path.as_str()).collect(),
             tensors: Vec::new(),
@@ -67,6 +70,41 @@ impl<M: Module> Compressed<M> {
         ]);
         let bytes = seal(tensors, metadata).map_err(|error| failed(file, error))?;
         FILES.write(file, &bytes)
+    }
+
+    /// Refuses a model whose weights were trained, or folded with an adapter, since.
+    pub(crate) fn check_unchanged(&self) -> Result<(), OneShotError> {
+        let weights = self.weights.iter();
+        let mut changed = Changed {
+            weights: weights.map(|one| (one.path.as_str(), one)).collect(),
+            found: None,
+        };
+        visit_floats(&self.model, &mut changed);
+        match changed.found {
+            Some(path) => Err(OneShotError::Changed { path }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A weight that is not the compressed one any more.
+struct Changed<'a> {
+    weights: HashMap<&'a str, &'a CompressedWeight>,
+    found: Option<String>,
+}
+
+impl FloatVisitor for Changed<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let Some(weight) = self.weights.get(path).filter(|_| self.found.is_none()) else {
+            return;
+        };
+        let value = param.base();
+        // As they are kept in half precision.
+        let kept = TensorData::new(weight.stored(), value.shape());
+        let kept = Tensor::<D>::from_data(kept, &value.device()).cast(value.dtype());
+        if floats(kept) != floats(value) {
+            self.found = Some(path.into());
+        }
     }
 }
 
@@ -95,6 +133,9 @@ pub fn load_compressed<M: Module>(
         Err(reason) => Err(Rejected::new(model, failed(file, reason))),
     }
 }
+
+/// The tensors of a weight, behind its path.
+const PARTS: [&str; 5] = ["mask", "codes", "scales", "zero_points", "values"];
 
 /// The values of each parameter.
 type Values = HashMap<String, Vec<f32>>;
@@ -132,17 +173,13 @@ fn read<M: Module>(
             ));
         }
         let weight = unpacked(header, &sealed)?;
-        let stored = match weight.transposed {
-            true => transposed(&weight.values, weight.inputs),
-            false => weight.values.clone(),
-        };
-        values.insert(path.clone(), stored);
+        values.insert(path.clone(), weight.stored());
         weights.push(weight);
     }
     for name in sealed.names() {
-        let is_part = headers.iter().any(|header| {
-            name.strip_prefix(&header.path)
-                .is_some_and(|rest| rest.starts_with('.'))
+        // Others below a weight are those of an adapter.
+        let is_part = name.rsplit_once('.').is_some_and(|(path, what)| {
+            PARTS.contains(&what) && headers.iter().any(|header| header.path == path)
         });
         if !is_part {
             values.insert(name.to_string(), sealed.floats(name)?);
@@ -276,14 +313,6 @@ fn unpacked(header: &Header, sealed: &Sealed<'_>) -> Result<CompressedWeight, St
         values,
         grid,
     })
-}
-
-/// `[columns, rows]` of `[rows, columns]`.
-pub(crate) fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
-    let rows = values.len() / columns.max(1);
-    (0..values.len())
-        .map(|at| values[at % rows.max(1) * columns + at / rows.max(1)])
-        .collect()
 }
 
 /// Parameters that are not compressed.

@@ -52,11 +52,15 @@ impl<M: Module> Compressed<M> {
     /// # Errors
     ///
     /// With the model inside: [`OneShotError::Quantization`], of a weight that carries a reparameterization
-    /// for example; [`OneShotError::NothingOnAGrid`] where no weight is on a grid that a quantizer has.
+    /// for example; [`OneShotError::NothingOnAGrid`] where no weight is on a grid that a quantizer has;
+    /// [`OneShotError::Changed`] for a weight that is not the one that was compressed.
     pub fn prepare(
         self,
         activations: Option<&Activations>,
     ) -> Result<Prepared<M>, Rejected<M, OneShotError>> {
+        if let Err(error) = self.check_unchanged() {
+            return Err(Rejected::new(self.model, error));
+        }
         let mut shapes: HashMap<String, Vec<usize>> = HashMap::new();
         each_float(&self.model, |at, float| {
             shapes.insert(at.path(), float.shape().to_vec());

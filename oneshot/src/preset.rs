@@ -369,7 +369,7 @@ impl FromStr for Preset {
     type Err = OneShotError;
 
     /// `sparse-S` or `sparse-S-per-output`, `wBa16` or `wBa8`, `wBa16-gN`, with `-sym` or `-asym`, and
-    /// both: `sparse-2:4-w4a16-g32`.
+    /// both: `sparse-2:4-w4a16-g32`, without SmoothQuant's factors for 8-bit inputs then.
     fn from_str(text: &str) -> Result<Self, OneShotError> {
         let expected = "sparse-S, wBa16 or wBa16-gN (a8 for 8-bit inputs), or both";
         let mut preset = Self::new();
@@ -423,6 +423,10 @@ impl FromStr for Preset {
             } else {
                 return invalid("preset", text, expected);
             }
+        }
+        // Factors change what layers give, so that the original outputs are no target; zeros need that more.
+        if preset.prune.is_some() {
+            preset.scaling = None;
         }
         // What is pruned, too, is fitted.
         let mut rounding = preset.quantize.iter().map(|one| &one.rounding);

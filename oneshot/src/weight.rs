@@ -36,6 +36,19 @@ pub struct Grid {
     pub zero_points: Vec<u8>,
 }
 
+impl CompressedWeight {
+    /// The values in the layout of the parameter.
+    pub(crate) fn stored(&self) -> Vec<f32> {
+        let (rows, columns) = (self.outputs.max(1), self.inputs);
+        match self.transposed {
+            true => (0..self.values.len())
+                .map(|at| self.values[at % rows * columns + at / rows])
+                .collect(),
+            false => self.values.clone(),
+        }
+    }
+}
+
 impl Grid {
     /// Whether it is one of a weight of that size.
     pub(crate) fn fits(&self, outputs: usize, inputs: usize) -> bool {

@@ -2,11 +2,13 @@
 
 use std::fs;
 
-use burn::module::{Module, Param};
+use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
-use burn_lean::oneshot::{OneShot, OneShotError, Preset, Report, load_compressed};
+use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset, Report, load_compressed};
+use burn_lean::reparam::attach;
 
-use crate::support::{on_each, parameters, scratch, tensor, with_numbers};
+use crate::support::{on_each, parameters, scratch, tensor, values, with_numbers};
 use crate::{small_llama, tokens};
 
 #[test]
@@ -96,4 +98,59 @@ fn a_constant_weight_lies_in_the_file_as_in_its_parameter() {
     let loaded = load_compressed(net(), &file).unwrap();
     assert_eq!(parameters(&loaded.model), parameters(&done.model));
     assert!(done.weights.iter().all(|weight| weight.transposed));
+}
+
+/// An adapter is saved beside the codes, and comes back into a model that has one; a weight that is another one than
+/// its codes say is refused.
+#[test]
+fn what_was_trained_since_is_saved_or_refused() {
+    let device = burn::tensor::Device::flex();
+    let (_folder, file) = scratch("model.safetensors");
+    let linear = |seed| -> Linear {
+        let linear = LinearConfig::new(16, 8).init(&device);
+        with_numbers(linear, seed)
+    };
+    /// With a second matrix that is not zero.
+    struct Fill(u64);
+    impl ModuleMapper for Fill {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let size = param.base().clone().abs().sum().into_scalar::<f32>();
+            match size == 0.0 {
+                true => param.map(|old| tensor::<D>(self.0, old.dims(), &old.device())),
+                false => param,
+            }
+        }
+    }
+    let adapted = |linear: Linear, seed| {
+        let lora = attach(linear, Lora::new(2, 4.0)).unwrap();
+        lora.map(&mut Fill(seed))
+    };
+    let x = tensor::<2>(5, [40, 16], &device);
+    let done = OneShot::new("w4a16-g8".parse().unwrap())
+        .compress(linear(3), [x.clone()], Linear::forward)
+        .unwrap();
+    let trained = Compressed {
+        model: adapted(done.model.clone(), 7),
+        report: done.report.clone(),
+        weights: done.weights.clone(),
+    };
+    let expected = values(trained.model.forward(x.clone()));
+    assert_ne!(values(done.model.forward(x.clone())), expected);
+    trained.save(&file).unwrap();
+    let loaded = load_compressed(adapted(linear(4), 8), &file).unwrap();
+    assert_eq!(values(loaded.model.forward(x.clone())), expected);
+    let plain = load_compressed(linear(4), &file).unwrap_err();
+    assert_says!(plain, "parameters that the model has not");
+
+    let changed = Compressed {
+        model: trained.model.materialize(),
+        report: done.report,
+        weights: done.weights,
+    };
+    let refused = changed.save(&file).unwrap_err();
+    let expected = OneShotError::Changed {
+        path: "weight".into(),
+    };
+    assert_eq!(refused, expected);
+    assert_eq!(*changed.prepare(None).unwrap_err().error(), expected);
 }
