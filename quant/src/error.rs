@@ -274,8 +274,9 @@ pub enum QuantError {
     },
     /// A quantizer has no range, because no data passed through it while it observed.
     #[error(
-        "no data was observed: call the layer with `forward_q`, and calibrate the model or train \
-         it for a step (`calibrate_unobserved` leaves what is trained as it is); or leave it out \
+        "no data was observed: calibrate the model or train it for a step, its layers called by \
+         `QuantizedForward::run` or `forward_q` (`calibrate_unobserved` leaves what is trained as it is; after \
+         a training on several devices it is needed, replicas keep what they observe); or leave it out \
          with an override (`skip_activation` for a layer inside of a module that has no `forward_q` \
          and calls it itself) or with `Unobserved::LeaveFloat`"
     )]

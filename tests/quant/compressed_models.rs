@@ -1,15 +1,19 @@
 //! Models that come from the layout of compressed-tensors compute what those that went into it did.
 
 use burn::module::{Lora, Module, ModuleMapper, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::deploy::Export;
 use burn_lean::quant::{
-    FakeQuantizeConfig, Granularity, NumberFormat, ObserverConfig, QatConfig, Scheme, calibrate,
+    ConvertConfig, FakeQuantizeConfig, Granularity, NumberFormat, ObserverConfig, PtqConfig,
+    PtqMode, QatConfig, Scheme, WeightConfig, calibrate,
     deploy::{load_compressed_tensors, save_compressed_tensors},
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
 use crate::compressed_tensors::Net;
-use crate::support::{cast, scratch, tensor, values};
+use crate::support::{cast, scratch, tensor, values, with_numbers};
 
 /// As checkpoints come: everything but the codes in half precision.
 #[test]
@@ -102,4 +106,46 @@ fn inputs_of_another_granularity_are_refused_with_the_layer() {
     save_compressed_tensors(&by_row(), &path).unwrap();
     load_compressed_tensors(by_row(), &path).unwrap();
     load_compressed_tensors(of_all(), &path).unwrap_err();
+}
+
+#[derive(Module, Debug)]
+struct Images {
+    conv: Conv2d,
+    head: Linear,
+}
+
+/// Kernels are floats in the file, and have no range where they are loaded: they stay the floats that they are.
+#[test]
+fn what_came_as_floats_is_not_quantized_anew() {
+    let device = Device::flex();
+    let (_folder, path) = scratch("kernels.safetensors");
+    let fresh = |seed| {
+        let images = Images {
+            conv: Conv2dConfig::new([2, 3], [3, 3]).init(&device),
+            head: LinearConfig::new(12, 5).init(&device),
+        };
+        with_numbers(images, seed)
+    };
+    let forward = |model: &Images, x: Tensor<4>| {
+        let x = model.conv.forward(x);
+        model.head.forward(x.flatten::<2>(1, 3))
+    };
+    let x = tensor::<4>(5, [2, 2, 4, 4], &device);
+    let config = PtqConfig::new()
+        .with_mode(PtqMode::WeightOnly)
+        .with_quantize(QatConfig::new().with_weight(WeightConfig::int(4)));
+    let inputs = || [x.clone()];
+    let (model, _) = config.quantize_for(fresh(3), inputs, forward).unwrap();
+    let expected = values(forward(&model, x.clone()));
+    save_compressed_tensors(&model, &path).unwrap();
+    let prepared = config.qat_config().prepare(fresh(4)).unwrap();
+    let loaded = load_compressed_tensors(prepared, &path).unwrap();
+    assert_eq!(values(forward(&loaded, x.clone())), expected);
+    // As it is, and saved and exported again.
+    let again = path.with_file_name("again.safetensors");
+    save_compressed_tensors(&loaded, &again).unwrap();
+    let exported = Export::record(&loaded, &x, forward).unwrap();
+    assert_eq!(exported.quantization().weights().count(), 1);
+    let (converted, _) = ConvertConfig::new().convert(loaded).unwrap();
+    assert_eq!(values(forward(&converted, x)), expected);
 }

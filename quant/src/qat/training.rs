@@ -17,15 +17,23 @@ use crate::{FakeQuantize, QuantError, Schedule};
 /// Call it once after each step of the optimizer, in a loop or in a callback. Computes nothing on the
 /// device.
 ///
-/// After the first step it warns (by `tracing`) of quantizers of activations that no value came by:
-/// their layers are called past them, and would stay float.
+/// After the first step it warns (by `tracing`) of quantizers of activations that no value came by,
+/// whose layers are called past them, and would stay float; and of those that values came by, but that
+/// observed none: replicas on several devices keep what they observe.
 pub fn advance<M: Module>(model: M) -> M {
-    let mut uncalled = Vec::new();
+    let (mut uncalled, mut unobserved) = (Vec::new(), Vec::new());
     let model = map_quantizers(model, |located| {
         let is_first = located.quantizer.step() == 0;
         let is_activation = located.site != Site::Weight && located.quantizer.is_enabled();
-        if is_first && is_activation && !located.quantizer.was_called() {
-            uncalled.push(located.name());
+        let quantizer = &located.quantizer;
+        let lacks_range =
+            quantizer.phase().observes() && quantizer.keeps_range() && !quantizer.has_range();
+        if is_first && is_activation {
+            match quantizer.was_called() {
+                false => uncalled.push(located.name()),
+                true if lacks_range => unobserved.push(located.name()),
+                true => {}
+            }
         }
         located.quantizer.advanced()
     });
@@ -35,6 +43,12 @@ pub fn advance<M: Module>(model: M) -> M {
              with `QuantizedForward::run`, call these layers with `forward_q` in a forward pass of your \
              own, or leave them out with an override",
             uncalled.join(", ")
+        );
+    }
+    if !unobserved.is_empty() {
+        tracing::warn!(
+            "the quantizers of {} observed nothing in the first step: on several devices replicas of the model              are called, and what they observe stays with them. Calibrate the model before, or              after (`calibrate_unobserved`), or give it what a replica observed (`merge_observers`)",
+            unobserved.join(", ")
         );
     }
     apply_schedule(model)

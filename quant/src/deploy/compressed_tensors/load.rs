@@ -90,7 +90,12 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
             .as_ref()
             .and_then(|path| weights.get(path))
         else {
-            return quantizer;
+            // What came as floats stays as it is; a range it has not seen is none to round by.
+            let stays = located.site == Site::Weight && quantizer.keeps_range();
+            return match stays && !quantizer.has_range() {
+                true => quantizer.with_enabled(false),
+                false => quantizer,
+            };
         };
         match located.site {
             Site::Weight => quantizer
