@@ -43,12 +43,15 @@ pub(super) fn can_hold(device: &Device, data: &TensorData) -> bool {
         // Converted to what the device has.
         DType::Bool(_) => true,
         dtype @ DType::QFloat(_) => {
-            let usage = Dispatch::dtype_usage(device.as_dispatch(), dtype);
-            let says_so = usage.contains(DTypeUsage::Storage) || device.supports_dtype(dtype);
-            // Burn's CPU backends say so of codes in words, and panic at some of them.
+            // Burn's CPU backends say so of codes in words, and panic at some of them; its GPU backends
+            // panic at the question where codes lie as CPUs have them.
             let data = data.clone();
-            let keeps = || Dispatch::q_from_data(data, device.as_dispatch());
-            says_so && catch_quietly(keeps).is_ok()
+            let keeps = || {
+                let usage = Dispatch::dtype_usage(device.as_dispatch(), dtype);
+                let says_so = usage.contains(DTypeUsage::Storage) || device.supports_dtype(dtype);
+                says_so.then(|| Dispatch::q_from_data(data, device.as_dispatch()))
+            };
+            matches!(catch_quietly(keeps), Ok(Some(_)))
         }
         dtype => device.supports_dtype(dtype),
     }
