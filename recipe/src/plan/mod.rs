@@ -317,7 +317,7 @@ impl Recipe {
                 !twice,
                 "quantize",
                 format!("twice {}", quantize.name()),
-                "of different numbers: a name is that of a row and of its files",
+                "of different weights or activations: a stage is named by them, in its row and its files",
             )?;
         }
         Ok(())

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use burn::module::{Module, ParamGroup};
 use burn_lean_prune::{
-    FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig, RidgeChoice,
-    Schedule, Selection, SolverConfig, SparsityPattern,
+    Budget, FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig,
+    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern,
     layerwise::Outputs,
     model::{ExcludedBecause, Layer},
 };
@@ -71,7 +71,8 @@ pub struct PruneStage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage_epochs: Option<usize>,
     /// Parameters whose path contains one of these are left dense; each is in a path. `*` stands for any
-    /// characters but dots, `**` for any. Default: none.
+    /// characters but dots, `**` for any. Weights without gradients (`no_grad`), which no training moves, are pruned
+    /// and fitted like others unless they are named here. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// Training with the zeros held; `gradual` needs it, and trains so after its last stage.
@@ -225,9 +226,17 @@ impl PruneStage {
     ) -> Result<(), RecipeError> {
         let selection = Selection::for_pattern(model, None, pattern);
         let selection = selection.map_err(|error| RecipeError::from(error).at("prune"))?;
-        let is_left = self.kept(&selection).next().is_some();
+        let check = Check("prune");
+        let weights = self.kept(&selection).map(Layer::len).sum();
         let expected = "fewer parts of paths: no weight is left to prune";
-        Check("prune").accept(is_left, "exclude", self.exclude.join(", "), expected)
+        check.accept(weights > 0, "exclude", self.exclude.join(", "), expected)?;
+        let Sparsity::Fraction(sparsity) = self.sparsity else {
+            return Ok(());
+        };
+        let keeps = Budget::kept_count(sparsity, weights).is_ok_and(|k| 0 < k && k < weights);
+        let expected =
+            format!("a share that leaves at least one of {weights} weights, and takes one");
+        check.accept(keeps, "sparsity", sparsity, expected)
     }
 
     /// The pruner of the method `layerwise`.

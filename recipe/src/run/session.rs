@@ -157,6 +157,8 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
                 // That of another place is not to be compared with.
                 row.latency_ms = self.latency(&shipped.model.valid()).map_err(at)?;
             }
+            // The same tensors, with identities of their own.
+            row.bytes = shipped.file.len() as u64;
             self.write(name, &shipped)?;
             self.state.tidy(key)?;
             self.listener()
