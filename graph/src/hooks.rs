@@ -210,6 +210,20 @@ pub fn stand_in_as<const D: usize>(
     })
 }
 
+/// Whether a forward pass runs on a capture device on this thread.
+fn is_recording() -> bool {
+    TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })))
+}
+
+/// Adds to what is said of tensors in a recording.
+fn note(write: impl FnOnce(&mut Noted)) {
+    TASK.with_borrow_mut(|task| {
+        if let Some(Task::Record { noted, .. }) = task {
+            write(noted);
+        }
+    });
+}
+
 /// `record` is any operation that is recorded and gives the output an id of its own.
 fn stand_in_of<const D: usize>(
     x: &Tensor<D>,
@@ -222,11 +236,7 @@ fn stand_in_of<const D: usize>(
     })?;
     let output = record(x.clone());
     let of_output = id(&output.clone().into_dispatch())?;
-    TASK.with_borrow_mut(|task| {
-        if let Some(Task::Record { noted, .. }) = task {
-            noted.stand_ins.push((of_output, position));
-        }
-    });
+    note(|noted| noted.stand_ins.push((of_output, position)));
     Some(output)
 }
 
@@ -249,17 +259,12 @@ pub fn noting_casts<T>(record: impl FnOnce() -> T) -> T {
 /// In a recording that [notes casts](noting_casts): a tensor that stands for `x` cast to `dtype`, in
 /// the dtype that `x` has. `None` elsewhere.
 pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Tensor<D>> {
-    let records = TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })));
-    if !(records && NOTES_CASTS.get()) {
+    if !(is_recording() && NOTES_CASTS.get()) {
         return None;
     }
     let output = x.clone().add_scalar(0.0);
     let of_output = id(&output.clone().into_dispatch())?;
-    TASK.with_borrow_mut(|task| {
-        if let Some(Task::Record { noted, .. }) = task {
-            noted.casts.push((of_output, dtype));
-        }
-    });
+    note(|noted| noted.casts.push((of_output, dtype)));
     Some(output)
 }
 
@@ -281,17 +286,12 @@ pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Ten
 /// assert_eq!(gradient.into_data().try_to_vec::<f32>().unwrap(), [3.0]);
 /// ```
 pub fn stop_gradient<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let records = TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })));
-    if !records || !x.device().is_autodiff() {
+    if !is_recording() || !x.device().is_autodiff() {
         return x.detach();
     }
     let output = x.detach().add_scalar(0.0);
     if let Some(of_output) = id(&output.clone().into_dispatch()) {
-        TASK.with_borrow_mut(|task| {
-            if let Some(Task::Record { noted, .. }) = task {
-                noted.stopped.push(of_output);
-            }
-        });
+        note(|noted| noted.stopped.push(of_output));
     }
     output
 }
@@ -310,11 +310,7 @@ pub fn in_full_precision<T>(body: impl FnOnce() -> T) -> T {
     let before = mark();
     let result = body();
     if let (Some(before), Some(after)) = (before, mark()) {
-        TASK.with_borrow_mut(|task| {
-            if let Some(Task::Record { noted, .. }) = task {
-                noted.full.push((before, after));
-            }
-        });
+        note(|noted| noted.full.push((before, after)));
     }
     result
 }

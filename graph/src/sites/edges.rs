@@ -4,7 +4,7 @@ use burn::backend::ir::{OperationIr, TensorId, TensorIr};
 use rustc_hash::FxHashMap as HashMap;
 
 use crate::graph::views::{keeps_all, keeps_rows, moved};
-use crate::{Graph, HookInfo};
+use crate::{Graph, HookInfo, Node};
 
 /// Which views of what a [`Hook`](crate::hooks::Hook) made are what it would have made of the views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,16 +39,16 @@ impl Graph {
         views: impl Fn(&HookInfo) -> Views,
     ) -> Vec<(usize, usize, usize)> {
         let made = self.made_by_hooks(&views);
-        let nodes = self.nodes();
-        let operands = nodes.filter(|node| node.hook().is_none()).flat_map(|node| {
+        // What a hook made is its own, or a view that goes on.
+        let computes = |node: &Node<'_>| {
+            let mut outputs = node.operation().outputs();
+            outputs.all(|out| !made.contains_key(&out.id))
+        };
+        let operands = self.nodes().filter(computes).flat_map(|node| {
             let operands = node.operation().inputs().enumerate();
             let hooked = operands.filter_map(|(operand, tensor)| {
-                let hook = *made.get(&tensor.id)?;
-                let goes_on = node
-                    .operation()
-                    .outputs()
-                    .any(|out| made.contains_key(&out.id));
-                (!goes_on).then_some((node.index(), operand, hook))
+                let hook = made.get(&tensor.id)?;
+                Some((node.index(), operand, *hook))
             });
             hooked.collect::<Vec<_>>()
         });
