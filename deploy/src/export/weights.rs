@@ -38,7 +38,31 @@ pub(crate) enum Spread {
     Within(usize, Vec<f32>),
 }
 
+impl Spread {
+    /// The scales, one after the other.
+    pub(crate) fn scales(&self) -> &[f32] {
+        match self {
+            Self::Tensor(scale) => std::slice::from_ref(scale),
+            Self::Axis(_, scales) | Self::Blocks(_, scales) | Self::Within(_, scales) => scales,
+        }
+    }
+}
+
 impl Codes {
+    /// Which scale and zero point an element has.
+    pub(crate) fn group(&self, index: usize) -> usize {
+        let columns = self.shape.last().copied().unwrap_or(1);
+        match &self.scale {
+            Spread::Tensor(_) => 0,
+            Spread::Axis(axis, _) => {
+                let inner: usize = self.shape[axis + 1..].iter().product();
+                index / inner % self.shape[*axis]
+            }
+            Spread::Blocks(block, _) => index / columns / block * columns + index % columns,
+            Spread::Within(block, _) => index / block,
+        }
+    }
+
     pub(crate) fn is_symmetric(&self) -> bool {
         self.zero_point.iter().all(|zero| *zero == 0)
     }

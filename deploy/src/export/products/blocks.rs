@@ -60,19 +60,7 @@ impl Writer<'_> {
         let Some(block) = block else {
             return Ok(Err("its rows are not in blocks of 16, 32, 64 or 128"));
         };
-        let group = |row: usize, column: usize| match &codes.scale {
-            Spread::Tensor(_) => 0,
-            Spread::Axis(0, _) => row,
-            Spread::Axis(..) => column,
-            Spread::Blocks(of, _) => row / of * columns + column,
-            Spread::Within(of, _) => (row * columns + column) / of,
-        };
-        let scale = |row: usize, column: usize| match &codes.scale {
-            Spread::Tensor(scale) => *scale,
-            Spread::Axis(_, scales) | Spread::Blocks(_, scales) | Spread::Within(_, scales) => {
-                scales[group(row, column)]
-            }
-        };
+        let group = |row: usize, column: usize| codes.group(row * columns + column);
         let element = match bits {
             4 => ElementType::U4,
             _ => ElementType::U8,
@@ -86,7 +74,7 @@ impl Writer<'_> {
             for column in 0..columns {
                 let of_column = (0..rows).map(|row| stored(codes.codes[row * columns + column]));
                 bytes.extend(pack(&of_column.collect::<Vec<_>>(), element));
-                scales.extend(starts().map(|row| scale(row, column)));
+                scales.extend(starts().map(|row| codes.scale.scales()[group(row, column)]));
                 let of_column = starts().map(|row| stored(codes.zero_point[group(row, column)]));
                 zeros.extend(pack(&of_column.collect::<Vec<_>>(), element));
             }

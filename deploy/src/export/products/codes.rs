@@ -1,28 +1,14 @@
 //! Codes as bytes, and the values that they stand for.
 
 use crate::ElementType;
-use crate::export::weights::{Codes, Spread};
+use crate::export::weights::Codes;
 
 /// The values that codes stand for.
 pub(super) fn dequantized(codes: &Codes) -> Vec<f32> {
-    let shape = &codes.shape;
-    let columns = shape.last().copied().unwrap_or(1);
+    let scales = codes.scale.scales();
     let value = |(index, code): (usize, &i16)| {
-        let group = match &codes.scale {
-            Spread::Tensor(_) => 0,
-            Spread::Axis(axis, _) => {
-                index / shape[axis + 1..].iter().product::<usize>() % shape[*axis]
-            }
-            Spread::Blocks(block, _) => index / columns / block * columns + index % columns,
-            Spread::Within(block, _) => index / block,
-        };
-        let scale = match &codes.scale {
-            Spread::Tensor(scale) => *scale,
-            Spread::Axis(_, scales) | Spread::Blocks(_, scales) | Spread::Within(_, scales) => {
-                scales[group]
-            }
-        };
-        f32::from(code - codes.zero_point[group]) * scale
+        let group = codes.group(index);
+        f32::from(code - codes.zero_point[group]) * scales[group]
     };
     codes.codes.iter().enumerate().map(value).collect()
 }

@@ -218,12 +218,7 @@ impl Writer<'_> {
                 (shape, attributes)
             }
         };
-        let scales = match &codes.scale {
-            Spread::Tensor(scale) => vec![*scale],
-            Spread::Axis(_, scales) | Spread::Blocks(_, scales) | Spread::Within(_, scales) => {
-                scales.clone()
-            }
-        };
+        let scales = codes.scale.scales();
         let turn = is_turned(codes);
         let columns = codes.shape.last().copied().unwrap_or(1);
         let mut of = codes.shape.clone();
@@ -244,7 +239,7 @@ impl Writer<'_> {
                 numbers.map(|code| code + shift).collect()
             };
             let bytes = pack(&shifted(&codes.codes), element);
-            let scales = by_columns(&scales, columns, turn);
+            let scales = by_columns(scales, columns, turn);
             let mut names = vec![
                 writer.initializer(&format!("{path}.codes"), element, &of, bytes),
                 writer.floats(&format!("{path}.scale"), &shape, &scales),
