@@ -453,9 +453,8 @@ pub enum PruneError {
     },
     /// The device cannot hold a dtype of a record.
     #[error(
-        "`{path}` is {dtype:?} in the record, which {device} cannot hold: load it on a device \
-             that can, and cast the model there; of codes, whose layout is that of the device that has them, \
-             save `save_safetensors` of `quant` there, which loads everywhere"
+        "`{path}` is {dtype:?} in the record, which {device} cannot hold: load it on a device that can, \
+         and cast the model there; codes, which lie as their device has them, go by `save_safetensors` of `quant`"
     )]
     RecordDtype {
         /// Path of the parameter.

@@ -47,7 +47,9 @@ pub fn advance<M: Module>(model: M) -> M {
     }
     if !unobserved.is_empty() {
         tracing::warn!(
-            "the quantizers of {} observed nothing in the first step: on several devices replicas of the model              are called, and what they observe stays with them. Calibrate the model before, or              after (`calibrate_unobserved`), or give it what a replica observed (`merge_observers`)",
+            "the quantizers of {} observed nothing in the first step: on several devices replicas of the model \
+             are called, and what they observe stays with them. Calibrate the model before, or \
+             after (`calibrate_unobserved`), or give it what a replica observed (`merge_observers`)",
             unobserved.join(", ")
         );
     }
