@@ -11,7 +11,7 @@
 //! cargo run -p burn-lean --release --example llama_compress -- --checkpoint model.safetensors \
 //!     --tokens tokens.safetensors --preset w4a8-g32 --engine
 //! cargo run -p burn-lean --release --example llama_compress -- --checkpoint Llama-3.1-8B/ \
-//!     --tokens tokens.safetensors --preset w4a16-g32 --stream blocks
+//!     --tokens tokens.safetensors --preset w4a16-g32 --stream blocks --pretrained Llama-3.1-8B-w4a16
 //! ```
 //!
 //! The checkpoint is a Llama with the names of Hugging Face or of Meta, in F32, F16 or BF16, which become
@@ -37,7 +37,9 @@
 //! `--finetune 150` adds a row for what is left of a pruned model after so many steps of distillation
 //! from the original on the calibration text, with the zeros held. `--check` compares the checkpoint with
 //! the logits of another implementation. `--stream` has one block in memory at a time, for models that
-//! are too large, and measures the perplexity block by block, too; it generates nothing.
+//! are too large, and measures the perplexity block by block, too; it generates nothing. `--pretrained`
+//! writes a folder that Transformers and vLLM load, with floats in F32; `tools/read_pretrained.py` measures
+//! its perplexity there.
 
 #[path = "llama_compress/check.rs"]
 mod check;
@@ -55,6 +57,8 @@ mod finetune;
 mod llama;
 #[path = "llama_compress/own.rs"]
 mod own;
+#[path = "llama_compress/pretrained.rs"]
+mod pretrained;
 #[path = "llama_compress/rows.rs"]
 mod rows;
 #[path = "llama_compress/streamed.rs"]
@@ -76,7 +80,8 @@ use cli::Cli;
 use engine::in_engine;
 use evaluate::{batches, perplexity, speak};
 use finetune::{Finetuning, finetune};
-use llama::Llama;
+use llama::{Llama, Sizes};
+use pretrained::Pretrained;
 use rows::{Measured, Row, Rows};
 use support::PeakMemory;
 
@@ -94,16 +99,26 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             return Err("--finetune is for methods that prune and leave weights floats".into());
         }
     }
-    let to_folders = cli.state.is_some() || cli.out.is_some() || cli.stream.is_some();
-    if to_folders && presets.len() > 1 {
-        return Err("--state, --out and --stream are of one method: name one".into());
+    let folders = [&cli.state, &cli.out, &cli.pretrained, &cli.stream];
+    if folders.iter().any(|folder| folder.is_some()) && presets.len() > 1 {
+        return Err("--state, --out, --pretrained and --stream are of one method: name one".into());
     }
     if let (Some(folder), Some(checkpoint), Some(tokens)) =
         (&cli.stream, &cli.checkpoint, &cli.tokens)
     {
         return streamed::run(cli, folder, checkpoint, tokens, &device);
     }
-    let (model, calibration, eval) = load(cli, &device)?;
+    let mut pretrained = cli
+        .pretrained
+        .as_deref()
+        .map(Pretrained::create)
+        .transpose()?;
+    let Loaded {
+        model,
+        sizes,
+        calibration,
+        eval,
+    } = load(cli, &device)?;
     let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
     let windows = calibration.count();
     // A window without its last token, which is nobody's input.
@@ -153,14 +168,17 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             Some(rounded) => done.clone().prepare(Some(rounded))?.model,
         };
         let compressed = measured(&name, &in_use, cli.kv.into());
-        let engine = match (cli.engine, &preset.quantize) {
-            (false, _) => None,
+        let is_read = cli.engine || pretrained.is_some();
+        let of_codes = match &preset.quantize {
             // Only quantizers say what is codes.
-            (true, Some(_)) if preset.activations.is_none() => {
-                Some(done.clone().prepare(None)?.model)
-            }
-            (true, _) => Some(in_use),
+            Some(_) if is_read && preset.activations.is_none() => done.clone().prepare(None)?.model,
+            _ => in_use,
         };
+        if let (None, Some(mut folder)) = (cli.finetune, pretrained.take()) {
+            folder.add(&of_codes, None)?;
+            folder.finish(cli.checkpoint.as_deref(), &sizes)?;
+        }
+        let engine = cli.engine.then_some(of_codes);
         let engine = engine.map(|model| in_engine(&name, &model, &eval, cli.batch, &device));
         let row = Row {
             compressed,
@@ -184,6 +202,10 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             let tuned_peak = memory.bytes();
             if let Some(file) = &cli.out {
                 tuned.save(file)?;
+            }
+            if let Some(mut folder) = pretrained.take() {
+                folder.add(&tuned.model, None)?;
+                folder.finish(cli.checkpoint.as_deref(), &sizes)?;
             }
             let name = format!("{name}, {steps} steps");
             let engine = (cli.engine)
@@ -213,12 +235,24 @@ fn one_shot<'a>(cli: &Cli, mut oneshot: OneShot<'a>) -> OneShot<'a> {
     }
 }
 
-/// The model, and windows for calibration and evaluation.
-fn load(cli: &Cli, device: &Device) -> Result<(Llama, Windows, Windows), Box<dyn Error>> {
+/// A model, and windows for calibration and evaluation.
+struct Loaded {
+    model: Llama,
+    sizes: Sizes,
+    calibration: Windows,
+    eval: Windows,
+}
+
+fn load(cli: &Cli, device: &Device) -> Result<Loaded, Box<dyn Error>> {
     let (Some(checkpoint), Some(tokens)) = (&cli.checkpoint, &cli.tokens) else {
-        let model = own::train(cli.steps, cli.generate, cli.seed, device)?;
+        let sizes = own::sizes(cli.generate);
         let (calibration, eval) = own::windows();
-        return Ok((model, calibration, eval));
+        return Ok(Loaded {
+            model: own::train(&sizes, cli.steps, cli.seed, device)?,
+            sizes,
+            calibration,
+            eval,
+        });
     };
     let calibration = Windows::load(tokens, "calibration")?;
     let eval = Windows::load(tokens, "eval")?;
@@ -226,7 +260,12 @@ fn load(cli: &Cli, device: &Device) -> Result<(Llama, Windows, Windows), Box<dyn
     let checkpoint = opened(cli, checkpoint, positions)?;
     calibration.check("calibration", checkpoint.sizes.vocabulary)?;
     eval.check("eval", checkpoint.sizes.vocabulary)?;
-    Ok((checkpoint.load(device)?, calibration, eval))
+    Ok(Loaded {
+        model: checkpoint.load(device)?,
+        sizes: checkpoint.sizes,
+        calibration,
+        eval,
+    })
 }
 
 /// The checkpoint, for so many positions.

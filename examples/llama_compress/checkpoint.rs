@@ -20,7 +20,7 @@ use config::Config;
 use shards::Shards;
 
 /// The parts of a block by Meta's names, which are those of the module here, and by Hugging Face's.
-const PARTS: [(&str, &str); 9] = [
+pub(crate) const PARTS: [(&str, &str); 9] = [
     ("attention_norm", "input_layernorm"),
     ("attention.wq", "self_attn.q_proj"),
     ("attention.wk", "self_attn.k_proj"),
@@ -33,7 +33,7 @@ const PARTS: [(&str, &str); 9] = [
 ];
 
 /// What is before and after the blocks, likewise.
-const ENDS: [(&str, &str); 3] = [
+pub(crate) const ENDS: [(&str, &str); 3] = [
     ("tok_embeddings", "model.embed_tokens"),
     ("norm", "model.norm"),
     ("output", "lm_head"),
@@ -162,8 +162,8 @@ impl Checkpoint {
     pub(crate) fn load(&self, device: &Device) -> Result<Llama, Box<dyn Error>> {
         let model = self.filled(self.sizes.init(device), Vec::new(), |_| true)?;
         Ok(match self.is_hugging_face {
-            true => model.map_rotated(in_pairs),
-            false => model,
+            true => model,
+            false => model.map_rotated(in_halves),
         })
     }
 
@@ -177,8 +177,8 @@ impl Checkpoint {
         let is_here = |name: &str| layer_of(name).is_some_and(|(of, _)| of == number.to_string());
         let block = self.filled(self.sizes.lone_block(device), vec![here], is_here)?;
         Ok(match self.is_hugging_face {
-            true => block.map_rotated(in_pairs),
-            false => block,
+            true => block,
+            false => block.map_rotated(in_halves),
         })
     }
 
@@ -257,11 +257,12 @@ fn layer_of(name: &str) -> Option<(&str, &str)> {
     layer.strip_prefix("layers.")?.split_once('.')
 }
 
-/// Hugging Face rotates the first half of a head with the second; Burn, and Meta, neighbours.
-fn in_pairs(weight: Tensor<2>, heads: usize) -> Tensor<2> {
+/// From Meta's order of the features of a head, where neighbours are rotated, to that of Hugging Face, where
+/// the first half is with the second.
+fn in_halves(weight: Tensor<2>, heads: usize) -> Tensor<2> {
     let [inputs, outputs] = weight.dims();
     weight
-        .reshape([inputs, heads, 2, outputs / heads / 2])
+        .reshape([inputs, heads, outputs / heads / 2, 2])
         .swap_dims(2, 3)
         .reshape([inputs, outputs])
 }

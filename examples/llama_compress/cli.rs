@@ -94,6 +94,10 @@ pub(crate) struct Cli {
     /// Writes the compressed model, after fine-tuning where that is asked for (one method only).
     #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) out: Option<PathBuf>,
+    /// Writes a folder that Transformers and vLLM load: `config.json`, weights in the layout of
+    /// compressed-tensors, and the tokenizer of a checkpoint that is a folder (one method only).
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) pretrained: Option<PathBuf>,
     /// Keeps finished blocks here, and goes on after the last one (one method only).
     #[arg(long, value_name = "FOLDER")]
     pub(crate) state: Option<PathBuf>,

@@ -294,6 +294,15 @@ impl Block {
     }
 }
 
+/// Hugging Face rotates the first half of a head with the second, and weights here are in its order; Burn,
+/// and Meta, rotate neighbours.
+fn in_pairs(x: Tensor<4>) -> Tensor<4> {
+    let [batch, heads, count, head] = x.dims();
+    x.reshape([batch, heads, count, 2, head / 2])
+        .swap_dims(3, 4)
+        .reshape([batch, heads, count, head])
+}
+
 #[quantize_calls(crate = burn_lean::quant)]
 impl Attention {
     fn attend(
@@ -310,8 +319,9 @@ impl Attention {
             x.reshape([batch, count, heads, width / heads])
                 .swap_dims(1, 2)
         };
-        let query = rotary.apply(split(self.wq.forward(x.clone()), self.heads), start);
-        let keys = rotary.apply(split(self.wk.forward(x.clone()), self.kv_heads), start);
+        let rotated = |x: Tensor<3>, heads| rotary.apply(in_pairs(split(x, heads)), start);
+        let query = rotated(self.wq.forward(x.clone()), self.heads);
+        let keys = rotated(self.wk.forward(x.clone()), self.kv_heads);
         let values = split(self.wv.forward(x), self.kv_heads);
         let (keys, values) = cache.extend(keys, values);
         let [_, _, _, head] = query.dims();

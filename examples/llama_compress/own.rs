@@ -54,16 +54,9 @@ fn text() -> Windows {
     }
 }
 
-/// Trains for some steps; the model can generate so many tokens.
-pub(crate) fn train(
-    steps: usize,
-    generate: usize,
-    seed: u64,
-    device: &Device,
-) -> Result<Llama, Box<dyn Error>> {
-    device.seed(seed);
-    let training = device.clone().autodiff();
-    let sizes = Sizes {
+/// Of a model that can generate so many tokens.
+pub(crate) fn sizes(generate: usize) -> Sizes {
+    Sizes {
         vocabulary: alphabet().len(),
         width: 64,
         hidden: 160,
@@ -75,7 +68,18 @@ pub(crate) fn train(
         rope_theta: ROPE_THETA,
         rope_scaling: None,
         norm_epsilon: NORM_EPSILON,
-    };
+    }
+}
+
+/// Trains for some steps.
+pub(crate) fn train(
+    sizes: &Sizes,
+    steps: usize,
+    seed: u64,
+    device: &Device,
+) -> Result<Llama, Box<dyn Error>> {
+    device.seed(seed);
+    let training = device.clone().autodiff();
     let mut model = sizes.init(&training);
     let windows = text();
     let mut optimizer = AdamWConfig::new().init();

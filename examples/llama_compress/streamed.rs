@@ -13,6 +13,7 @@ use super::checkpoint::Windows;
 use super::cli::Cli;
 use super::evaluate::{batches, likelihoods, perplexity_of};
 use super::llama::{Llama, LoneBlock};
+use super::pretrained::Pretrained;
 use super::rows::{Measured, Row, Rows};
 use super::support::PeakMemory;
 use super::{one_shot, opened};
@@ -34,6 +35,11 @@ pub(crate) fn run(
     }
     let presets = cli.presets()?;
     let (name, preset) = &presets[0];
+    let mut pretrained = cli
+        .pretrained
+        .as_deref()
+        .map(Pretrained::create)
+        .transpose()?;
     let calibration = Windows::load(tokens, "calibration")?;
     let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
     let eval = Windows::load(tokens, "eval")?;
@@ -75,6 +81,13 @@ pub(crate) fn run(
             Some(rounded) => done.clone().prepare(Some(rounded))?.model,
         };
         through(&in_use, &mut compressed.borrow_mut());
+        if let Some(folder) = &mut pretrained {
+            let of_codes = match (&preset.quantize, &preset.activations) {
+                (Some(_), None) => done.clone().prepare(None)?.model,
+                _ => in_use,
+            };
+            folder.add(&of_codes, Some(number))?;
+        }
         let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
         bytes += 4 * (done.model.num_params() - weights) + done.report.bytes();
         peak = peak.max(whole.bytes());
@@ -100,6 +113,10 @@ pub(crate) fn run(
         weights: Vec::new(),
     };
     around.save(folder.join("ends.safetensors"))?;
+    if let Some(mut folder) = pretrained {
+        folder.add(&ends, None)?;
+        folder.finish(cli.checkpoint.as_deref(), &checkpoint.sizes)?;
+    }
     let perplexity = |arriving: RefCell<Arriving>| perplexity(&ends, arriving.into_inner(), &eval);
     let not_generated = |perplexity: f64| Measured {
         perplexity,

@@ -23,7 +23,7 @@ pub struct Prepared<M> {
 
 impl<M: Module> Compressed<M> {
     /// The model with quantizers that have the codes, scales and zero points of its weights, as
-    /// [`QatConfig`] attaches them: for `save_compressed_tensors` of burn-lean-quant, which vLLM reads, for
+    /// [`QatConfig`] attaches them: for `PretrainedFolder` of burn-lean-quant, which vLLM loads, for
     /// the ONNX files and the engine of burn-lean-deploy, and for QAT from here on.
     ///
     /// With `activations`, the inputs of these layers are rounded, too, as the preset says

@@ -9,7 +9,7 @@
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::{Device, Distribution, Tensor, activation::relu};
 //! use burn_lean::oneshot::{OneShot, load_compressed};
-//! use burn_lean::quant::deploy::save_compressed_tensors;
+//! use burn_lean::quant::deploy::PretrainedFolder;
 //!
 //! #[derive(Module, Debug)]
 //! struct Net {
@@ -45,12 +45,14 @@
 //! let [x, _] = batches;
 //! assert_eq!(loaded.forward(x.clone()).into_data(), done.model.forward(x).into_data());
 //!
-//! // Codes, scales and zero points as quantizers of `quant`: a file for vLLM; an ONNX file and the engine
-//! // of `deploy` take this model, too.
+//! // Codes, scales and zero points as quantizers of `quant`: a folder for vLLM, with the names that the
+//! // network has there; an ONNX file and the engine of `deploy` take this model, too.
 //! let prepared = done.prepare(None)?;
 //! assert_eq!(prepared.left_float, []);
-//! let report = save_compressed_tensors(&prepared.model, folder.path().join("vllm.safetensors"))?;
-//! assert_eq!(report.quantized, ["body.weight", "head.weight"]);
+//! let mut writer = PretrainedFolder::create(folder.path().join("vllm"))?;
+//! writer.add(&prepared.model, |path| format!("model.{path}"))?;
+//! let report = writer.finish(serde_json::json!({ "model_type": "mine" }))?;
+//! assert_eq!(report.quantized, ["model.body.weight", "model.head.weight"]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -24,6 +24,8 @@ mod options;
 #[allow(dead_code)]
 #[path = "../../examples/llama_compress/own.rs"]
 mod own;
+#[path = "../../examples/llama_compress/pretrained.rs"]
+mod pretrained;
 #[allow(dead_code)]
 #[path = "../../examples/chita_solve/problem_file.rs"]
 mod problem_file;
@@ -461,9 +463,29 @@ fn what_a_model_is_calibrated_on_it_is_not_evaluated_on() {
 #[test]
 fn a_model_that_is_trained_here_generates_as_many_tokens_as_asked_for() {
     let device = Device::flex();
-    let model = own::train(0, 257, 1, &device).unwrap();
+    let model = own::train(&own::sizes(257), 0, 1, &device).unwrap();
     let said = evaluate::speak(&model, 257, KvFormat::Float, &device);
     assert_eq!(said.tokens.len(), 258);
+}
+
+/// Names, the order of rotated features, and what the configuration says.
+#[test]
+fn a_folder_for_transformers_is_a_checkpoint_of_the_same_model() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("model");
+    let sizes = own::sizes(64);
+    let model = own::train(&sizes, 2, 1, &device).unwrap();
+    let mut writer = pretrained::Pretrained::create(&folder).unwrap();
+    writer.add(&model, None).unwrap();
+    writer.finish(None, &sizes).unwrap();
+    let found = checkpoint::Checkpoint::open(&folder, None, sizes.positions).unwrap();
+    assert_eq!(found.sizes, sizes);
+    let found = found.load(&device).unwrap();
+    let (windows, _) = own::windows();
+    let tokens = evaluate::batches(&windows, 2, 2, &device)[0].0.clone();
+    let logits = |model: &llama::Llama| model.forward(tokens.clone()).into_data();
+    assert_eq!(logits(&found), logits(&model));
 }
 
 #[test]

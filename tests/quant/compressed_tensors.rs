@@ -51,7 +51,7 @@ fn weight(format: NumberFormat, affine: bool, granularity: WeightGranularity) ->
         .with_granularity(granularity)
 }
 
-/// Each kind of weight that the layout has, with the names of its tensors.
+/// Each kind of weight that the layout has, with its format and the names of its tensors.
 pub(crate) fn kinds() -> Vec<(WeightConfig, &'static str, &'static [&'static str])> {
     use WeightGranularity::{PerBlock, PerChannel, PerTensor};
     let (int, uint) = (NumberFormat::int, NumberFormat::uint);
@@ -89,11 +89,13 @@ pub(crate) fn kinds() -> Vec<(WeightConfig, &'static str, &'static [&'static str
     ]
 }
 
+/// With inputs that are rounded where weights are bytes, and without where they are packed in words.
 pub(crate) fn config(weight: WeightConfig) -> QatConfig {
     let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+    let is_of_bytes = weight.format.bits() == 8;
     QatConfig::new()
         .with_weight(weight)
-        .with_activation(Some(activation))
+        .with_activation(is_of_bytes.then_some(activation))
 }
 
 pub(crate) fn calibrated(config: &QatConfig, device: &Device) -> Net {
@@ -125,8 +127,10 @@ fn codes_scales_and_names_are_those_of_the_layout_and_come_back_exactly() {
             let found = SafeTensors::deserialize(&bytes).unwrap();
             let mut expected: Vec<String> =
                 names.iter().map(|name| format!("fc1.{name}")).collect();
-            expected
-                .extend(["fc1.bias", "fc1.input_scale", "fc1.input_zero_point"].map(Into::into));
+            expected.push("fc1.bias".into());
+            if format == "int-quantized" {
+                expected.extend(["fc1.input_scale", "fc1.input_zero_point"].map(Into::into));
+            }
             expected.sort();
             let mut of_fc1 = found.names();
             of_fc1.retain(|name| name.starts_with("fc1."));
@@ -259,6 +263,42 @@ fn the_metadata_says_how_each_layer_is_quantized() {
         (&inputs["strategy"], &inputs["dynamic"]),
         (&"token".into(), &true.into())
     );
+    // Products of codes with codes take bytes, whatever the bits.
+    assert_eq!(config["format"], "int-quantized");
+    let found = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(found.tensor("fc1.weight").unwrap().dtype(), Dtype::I8);
+}
+
+#[test]
+fn layers_of_both_formats_and_of_floats_are_told_apart() {
+    let device = Device::flex();
+    let (_folder, path) = scratch("model.safetensors");
+    let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+    let rounded = QatConfig::new().with_activation(Some(activation));
+    let packed = QatConfig::new().with_activation(None);
+    let layer = |seed| -> Linear { with_numbers(LinearConfig::new(8, 8).init(&device), seed) };
+    let run = |layer: &Linear| drop(layer.forward_q(tensor::<2>(3, [9, 8], &device)));
+    let model = vec![
+        calibrate(rounded.prepare(layer(1)).unwrap(), run).unwrap(),
+        packed.prepare(layer(2)).unwrap(),
+        layer(3),
+    ];
+    let report = save_compressed_tensors(&model, &path).unwrap();
+    assert_eq!(report.format, "mixed-precision");
+    assert_eq!(report.quantized, ["0.weight", "1.weight"]);
+    let bytes = std::fs::read(&path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let config = &header.metadata().as_ref().unwrap()["quantization_config"];
+    let config: serde_json::Value = serde_json::from_str(config).unwrap();
+    assert_eq!(config["ignore"], serde_json::json!(["2"]));
+    let groups = &config["config_groups"];
+    assert_eq!(groups["group_0"]["format"], "int-quantized");
+    assert_eq!(groups["group_1"]["format"], "pack-quantized");
+    let fresh: Vec<Linear> = (4..7).map(layer).collect();
+    let loaded = load_compressed_tensors(fresh, &path).unwrap();
+    for (loaded, saved) in loaded.iter().zip(&model) {
+        assert_eq!(values(loaded.weight.val()), values(saved.weight.val()));
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Files in the layout of compressed-tensors that are damaged, or of something else.
 
+use std::path::Path;
+
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 use burn_lean::quant::{QatConfig, QuantError, deploy::load_compressed_tensors, save_safetensors};
@@ -37,48 +39,27 @@ fn a_changed_bit_is_refused_or_changes_nothing() {
 fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
     let device = Device::flex();
     let (_folder, path) = scratch("model.safetensors");
-    let (weight, ..) = kinds().remove(3);
-    let config = config(weight);
+    let config = config(kinds().remove(3).0);
     let model = calibrated(&config, &device);
     saved(&model, &path);
     let whole = std::fs::read(&path).unwrap();
-    let refused = |bytes: &[u8], says: &str| {
-        std::fs::write(&path, bytes).unwrap();
-        let fresh = config.prepare(Net::new(2, &device)).unwrap();
-        let before = parameters(&fresh);
-        let (back, error) = load_compressed_tensors(fresh, &path)
-            .unwrap_err()
-            .into_parts();
-        assert_matches!(error, QuantError::File { .. });
-        assert_says!(error, says);
-        assert_eq!(parameters(&back), before);
-    };
+    let refused = |bytes: &[u8], says: &str| refused(&config, &path, bytes, says);
     for length in [0, 5, 40, whole.len() / 2, whole.len() - 1] {
         refused(&whole[..length], "");
     }
-    let keep = |name: &str, dtype, shape: &[usize], data: &[u8]| {
-        Some((name.to_string(), dtype, shape.to_vec(), data.to_vec()))
-    };
     for (left_out, says) in [
         ("fc1.weight_packed", "`fc1.weight` is missing"),
         ("fc2.weight_shape", "`fc2.weight_shape` is missing"),
         ("norm.bias", "`norm.bias` is missing"),
-        ("fc1.input_scale", "`fc1.input_scale` is missing"),
     ] {
-        let bytes = rewritten(&whole, |name, dtype, shape, data| {
-            keep(name, dtype, shape, data).filter(|_| name != left_out)
-        });
-        refused(&bytes, says);
+        refused(&without(&whole, left_out), says);
     }
-    let renamed = |from: &'static str, to: &'static str| {
-        rewritten(&whole, move |name, dtype, shape, data| {
-            let name = if name == from { to } else { name };
-            Some((name.to_string(), dtype, shape.to_vec(), data.to_vec()))
-        })
-    };
-    refused(&renamed("fc1.bias", "fc1.offset"), "`fc1.bias` is missing");
     refused(
-        &renamed("fc1.input_zero_point", "fc1.weight_g_idx"),
+        &renamed(&whole, "fc1.bias", "fc1.offset"),
+        "`fc1.bias` is missing",
+    );
+    refused(
+        &renamed(&whole, "fc2.bias", "fc1.weight_g_idx"),
         "order of activations",
     );
     // Scales that are no numbers to divide by, words of another width.
@@ -101,18 +82,9 @@ fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
     });
     refused(&bytes, "words");
     // Integers that nothing here holds.
-    let replaced = |of: &'static str, dtype, bytes: Vec<u8>| {
-        rewritten(&whole, move |name, stored, shape, data| match name == of {
-            true => Some((name.to_string(), dtype, shape.to_vec(), bytes.clone())),
-            false => keep(name, stored, shape, data),
-        })
-    };
     let sizes = [1_i64 << 40, 16].map(i64::to_le_bytes).concat();
-    let bytes = replaced("fc1.weight_shape", Dtype::I64, sizes);
+    let bytes = replaced(&whole, "fc1.weight_shape", Dtype::I64, sizes);
     refused(&bytes, "`fc1.weight_shape` holds 1099511627776");
-    let zero_point = i32::MAX.to_le_bytes().to_vec();
-    let bytes = replaced("fc1.input_zero_point", Dtype::I32, zero_point);
-    refused(&bytes, "zero point of `fc1.input_scale` is 2147483647");
     // Our own layout, and a configuration of another method.
     save_safetensors(&model, &path).unwrap();
     refused(&std::fs::read(&path).unwrap(), "`quantization_config`");
@@ -126,6 +98,61 @@ fn truncated_and_foreign_files_are_refused_and_the_model_comes_back() {
         let bytes = safetensors::serialize(found.iter(), Some(metadata.into())).unwrap();
         refused(&bytes, says);
     }
+}
+
+#[test]
+fn damaged_scales_of_inputs_are_refused_and_the_model_comes_back() {
+    let device = Device::flex();
+    let (_folder, path) = scratch("model.safetensors");
+    let config = config(kinds().remove(1).0);
+    saved(&calibrated(&config, &device), &path);
+    let whole = std::fs::read(&path).unwrap();
+    let refused = |bytes: &[u8], says: &str| refused(&config, &path, bytes, says);
+    let bytes = without(&whole, "fc1.input_scale");
+    refused(&bytes, "`fc1.input_scale` is missing");
+    let zero_point = i32::MAX.to_le_bytes().to_vec();
+    let bytes = replaced(&whole, "fc1.input_zero_point", Dtype::I32, zero_point);
+    refused(&bytes, "zero point of `fc1.input_scale` is 2147483647");
+}
+
+fn refused(config: &QatConfig, path: &Path, bytes: &[u8], says: &str) {
+    std::fs::write(path, bytes).unwrap();
+    let fresh = config.prepare(Net::new(2, &Device::flex())).unwrap();
+    let before = parameters(&fresh);
+    let (back, error) = load_compressed_tensors(fresh, path)
+        .unwrap_err()
+        .into_parts();
+    assert_matches!(error, QuantError::File { .. });
+    assert_says!(error, says);
+    assert_eq!(parameters(&back), before);
+}
+
+fn keep(
+    name: &str,
+    dtype: Dtype,
+    shape: &[usize],
+    data: &[u8],
+) -> Option<(String, Dtype, Vec<usize>, Vec<u8>)> {
+    Some((name.to_string(), dtype, shape.to_vec(), data.to_vec()))
+}
+
+fn without(file: &[u8], left_out: &str) -> Vec<u8> {
+    rewritten(file, |name, dtype, shape, data| {
+        keep(name, dtype, shape, data).filter(|_| name != left_out)
+    })
+}
+
+fn renamed(file: &[u8], from: &str, to: &str) -> Vec<u8> {
+    rewritten(file, |name, dtype, shape, data| {
+        keep(if name == from { to } else { name }, dtype, shape, data)
+    })
+}
+
+fn replaced(file: &[u8], of: &str, dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
+    rewritten(file, |name, stored, shape, data| match name == of {
+        true => keep(name, dtype, shape, &bytes),
+        false => keep(name, stored, shape, data),
+    })
 }
 
 #[test]
@@ -199,11 +226,11 @@ fn a_model_that_quantizes_in_another_way_is_told_so() {
 fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
     let device = Device::flex();
     let (_folder, path) = scratch("model.safetensors");
-    let config = config(kinds().remove(4).0);
-    saved(&calibrated(&config, &device), &path);
-    let whole = std::fs::read(&path).unwrap();
     // The last occurrence: what is said of inputs comes after what is said of weights.
-    let loaded = |from: &str, to: &str| {
+    let loaded = |kind: usize, from: &str, to: &str| {
+        let config = config(kinds().remove(kind).0);
+        saved(&calibrated(&config, &device), &path);
+        let whole = std::fs::read(&path).unwrap();
         assert_eq!(from.len(), to.len());
         let mut windows = whole.windows(from.len());
         let at = windows.rposition(|found| found == from.as_bytes());
@@ -219,8 +246,8 @@ fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
             .into_error()
             .to_string()
     };
-    let error = loaded(r#"group_size\":4"#, r#"group_size\":8"#);
+    let error = loaded(4, r#"group_size\":4"#, r#"group_size\":8"#);
     assert_says!(error, "groups of 8 in 16");
-    let error = loaded(r#"type\":\"int\""#, r#"type\":\"fpn\""#);
+    let error = loaded(1, r#"type\":\"int\""#, r#"type\":\"fpn\""#);
     assert_says!(error, "another scheme");
 }

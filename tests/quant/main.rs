@@ -30,6 +30,7 @@ mod norm_pairs;
 mod observing;
 mod own_quantizers;
 mod prepare;
+mod pretrained;
 mod protected;
 mod ptq;
 mod qparams;

@@ -7,8 +7,8 @@
 //!
 //! | name | dtype, shape | content |
 //! |---|---|---|
-//! | `P.weight` | I8, `[d_output, d_input]` | codes of 8 bits (`int-quantized`) |
-//! | `P.weight_packed` | I32, `[d_output, ⌈d_input / ⌊32 / bits⌋⌉]` | codes of fewer bits, plus 2ᵇ⁻¹, low bits first (`pack-quantized`) |
+//! | `P.weight` | I8, `[d_output, d_input]` | codes where the input of the layer is rounded, too (`int-quantized`) |
+//! | `P.weight_packed` | I32, `[d_output, ⌈bits · d_input / 32⌉]` | codes where it is not, plus 2ᵇ⁻¹, low bits first (`pack-quantized`) |
 //! | `P.weight_shape` | I64, `[2]` | of the weight, where it is packed |
 //! | `P.weight_scale` | F32, `[1]`, `[d_output, 1]` or `[d_output, groups]` | value of one step |
 //! | `P.weight_zero_point` | I8, as the scale; I32, packed along the outputs, where the weight is and has several | affine weights only |
@@ -18,7 +18,10 @@
 //!
 //! The metadata has `format` (`pt`), `crc32` (a checksum, which a program that changes the file leaves out) and
 //! `quantization_config`, the JSON that belongs under that name into
-//! a `config.json` beside the file. Codes of unsigned formats are stored as signed ones, with their zero
+//! a `config.json` beside the file: a [`PretrainedFolder`] has both, with the names of the network there.
+//! A file of both kinds of weights is `mixed-precision`; linear layers of floats are in `ignore`. Codes of 3,
+//! 5, 6 and 7 bits lie as the library has them since 0.18, and are read as it had them before, too.
+//! `sparse-24-bitmask` is what it read up to 0.14. Codes of unsigned formats are stored as signed ones, with their zero
 //! points: the values are the same.
 
 mod codes;
@@ -26,8 +29,10 @@ mod config;
 mod contents;
 mod layout;
 mod load;
+mod pretrained;
 mod save;
 mod sparse;
 
-pub use load::load_compressed_tensors;
+pub use load::{load_compressed_tensors, load_pretrained};
+pub use pretrained::PretrainedFolder;
 pub use save::{CompressedReport, save_compressed_tensors};

@@ -5,7 +5,10 @@ pub(crate) mod conversion_report;
 pub(crate) mod convert;
 pub(crate) mod safetensors_file;
 
-pub use compressed_tensors::{CompressedReport, load_compressed_tensors, save_compressed_tensors};
+pub use compressed_tensors::{
+    CompressedReport, PretrainedFolder, load_compressed_tensors, load_pretrained,
+    save_compressed_tensors,
+};
 pub use conversion_report::{
     ActivationMismatch, ConversionReport, ConvertedWeight, Mismatch, Outcome,
 };

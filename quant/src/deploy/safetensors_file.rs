@@ -37,7 +37,7 @@ mod save;
 use std::path::Path;
 
 use burn::tensor::{DType, Device, FloatDType, TensorData};
-use burn_lean_reparam::catch_quietly;
+use burn_lean_reparam::{Files, catch_quietly};
 use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -100,6 +100,10 @@ impl<'a> FileError<'a> {
         }
     }
 }
+
+/// With what of this file's reading and writing failed.
+pub(crate) const FILES: Files<QuantError> =
+    Files(|action, path, error| FileError::new(path).error(action, error));
 
 /// The elements of a file's tensor for a parameter of dtype `held` on `device`: as they are, or, where the
 /// device does not have their dtype, in that of the parameter if it holds each of them.

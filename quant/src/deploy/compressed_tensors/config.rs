@@ -9,11 +9,18 @@ pub(super) const KEY: &str = "quantization_config";
 pub(super) const INT: &str = "int-quantized";
 pub(super) const PACKED: &str = "pack-quantized";
 pub(super) const DENSE: &str = "dense";
+/// Of groups of several formats.
+pub(super) const MIXED: &str = "mixed-precision";
+/// Of the library that packs as it is done here.
+pub(super) const VERSION: &str = "0.18.0";
 pub(super) const SPARSE: &str = "sparse-24-bitmask";
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct QuantizationConfig {
     pub(super) quant_method: String,
+    /// Of the library that wrote it, or that writes so.
+    #[serde(default)]
+    pub(super) version: Option<String>,
     #[serde(default)]
     pub(super) format: String,
     #[serde(default)]
@@ -31,6 +38,30 @@ pub(super) struct Group {
     pub(super) targets: Vec<String>,
     pub(super) weights: Option<Arguments>,
     pub(super) input_activations: Option<Arguments>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) format: Option<String>,
+}
+
+impl Group {
+    /// With these layers in the group of the same settings, or as a new one.
+    pub(super) fn joins(
+        mut self,
+        groups: &mut Vec<Self>,
+        layers: impl IntoIterator<Item = String>,
+    ) {
+        let mut known = groups.iter_mut();
+        let same = known.find(|one| {
+            let settings = |group: &Self| (group.weights.clone(), group.input_activations.clone());
+            settings(one) == settings(&self) && one.format == self.format
+        });
+        match same {
+            Some(known) => known.targets.extend(layers),
+            None => {
+                self.targets.extend(layers);
+                groups.push(self);
+            }
+        }
+    }
 }
 
 /// How numbers are quantized.
@@ -70,6 +101,44 @@ pub(super) struct SparsityConfig {
 }
 
 impl QuantizationConfig {
+    /// Of groups, each with its format, and of linear layers that none has.
+    pub(super) fn of(groups: Vec<Group>, ignore: Vec<String>) -> Self {
+        let mut formats: Vec<&String> = groups.iter().flat_map(|group| &group.format).collect();
+        formats.sort();
+        formats.dedup();
+        let format = match formats[..] {
+            [] => DENSE,
+            [only] => only,
+            _ => MIXED,
+        };
+        Self {
+            quant_method: METHOD.into(),
+            version: Some(VERSION.into()),
+            format: format.into(),
+            quantization_status: "compressed".into(),
+            ignore: match groups.is_empty() {
+                true => Vec::new(),
+                false => ignore,
+            },
+            config_groups: (groups.into_iter().enumerate())
+                .map(|(index, group)| (format!("group_{index}"), group))
+                .collect(),
+            sparsity_config: None,
+        }
+    }
+
+    /// Whether codes of 3, 5, 6 and 7 bits lie without gaps, as they do since 0.18.
+    pub(super) fn is_dense(&self) -> bool {
+        let numbers = |version: &str| -> Vec<u32> {
+            version
+                .split('.')
+                .map_while(|part| part.parse().ok())
+                .collect()
+        };
+        let version = self.version.as_deref().map(numbers);
+        version.is_some_and(|found| found >= numbers(VERSION))
+    }
+
     /// How the weights of a layer are quantized: of the group that names it, of that of all linear
     /// layers, or of the only one.
     pub(super) fn weights(&self, layer: &str) -> Option<&Arguments> {

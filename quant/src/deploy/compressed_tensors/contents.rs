@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use super::codes::{Codes, shift};
 use super::config::QuantizationConfig;
-use super::layout::{Place, turn, unpack, words};
+use super::layout::{Packing, Place, turn};
 use crate::deploy::safetensors_file::{DTYPES, FileError};
 use crate::fake::qparams::is_scale;
 use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError, QuantParams};
@@ -16,19 +16,32 @@ use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError, QuantParams};
 pub(super) struct Contents<'a> {
     /// See [`plain_dtype`].
     pub(super) plain: Option<DType>,
-    pub(super) tensors: SafeTensors<'a>,
+    pub(super) tensors: Tensors<'a>,
     pub(super) config: QuantizationConfig,
     pub(super) file: &'a FileError<'a>,
+}
+
+/// The tensors of one file or of several.
+pub(super) struct Tensors<'a>(pub(super) Vec<SafeTensors<'a>>);
+
+impl Tensors<'_> {
+    pub(super) fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
+        self.0.iter().find_map(|file| file.tensor(name).ok())
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().flat_map(SafeTensors::names)
+    }
 }
 
 impl Contents<'_> {
     pub(super) fn find(&self, name: &str) -> Result<TensorView<'_>, QuantError> {
         let found = self.tensors.tensor(name);
-        found.map_err(|_| self.file.read(format!("`{name}` is missing")))
+        found.ok_or_else(|| self.file.read(format!("`{name}` is missing")))
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.tensor(name).is_ok()
+        self.tensors.tensor(name).is_some()
     }
 
     /// As F32, from any of the float types.
@@ -100,13 +113,19 @@ impl Contents<'_> {
             let &[rows, columns] = &sizes[..] else {
                 return Err(wrong("its shape is not that of a matrix".into()));
             };
-            if found != [rows, words(columns, bits)] {
+            let packing = match found[..] {
+                [of, words] if of == rows => {
+                    Packing::of(words, columns, bits, self.config.is_dense())
+                }
+                _ => None,
+            };
+            let Some(packing) = packing else {
                 return Err(wrong(format!(
                     "{found:?} words of {bits} bits are no [{rows}, {columns}]"
                 )));
-            }
+            };
             used.extend([packed_name, place.with("_shape")]);
-            (unpack(&packed, columns, bits), [rows, columns])
+            (packing.unpack(&packed, columns, bits), [rows, columns])
         } else {
             let (codes, shape) = self.integers(&place.with(""), &[Dtype::I8])?;
             let [rows, columns] = shape[..] else {
@@ -147,15 +166,20 @@ impl Contents<'_> {
                 let dtypes = [Dtype::I8, Dtype::I32];
                 let (zeros, found) = self.integers(&zero_name, &dtypes)?;
                 let packed = self.find(&zero_name)?.dtype() == Dtype::I32;
-                let of_words = [words(groups[0], bits), groups[1]];
-                let zeros = match (packed, found == of_words) {
+                let packing = match found[..] {
+                    [words, of] if of == groups[1] => {
+                        Packing::of(words, groups[0], bits, self.config.is_dense())
+                    }
+                    _ => None,
+                };
+                let zeros = match (packed, packing) {
                     (false, _) => zeros,
-                    (true, true) => {
-                        let turned = turn(&zeros, of_words[0], of_words[1]);
-                        let by_group = unpack(&turned, groups[0], bits);
+                    (true, Some(packing)) => {
+                        let turned = turn(&zeros, found[0], groups[1]);
+                        let by_group = packing.unpack(&turned, groups[0], bits);
                         turn(&by_group, groups[1], groups[0])
                     }
-                    (true, false) => return Err(wrong(format!("{found:?} words of zero points"))),
+                    (true, None) => return Err(wrong(format!("{found:?} words of zero points"))),
                 };
                 if zeros.len() != scale.len() {
                     let (zeros, scales) = (zeros.len(), scale.len());
@@ -247,10 +271,11 @@ impl Contents<'_> {
 }
 
 /// The float dtype of most tensors that are no part of a weight in codes or without zeros.
-pub(super) fn plain_dtype(tensors: &SafeTensors<'_>) -> Option<DType> {
+pub(super) fn plain_dtype(tensors: &Tensors<'_>) -> Option<DType> {
     let parts = ["_scale", "_zero_point", ".compressed"];
-    let names = tensors.names().into_iter();
-    let plain = names.filter(|name| !parts.iter().any(|part| name.ends_with(part)));
+    let plain = tensors
+        .names()
+        .filter(|name| !parts.iter().any(|part| name.ends_with(part)));
     let mut counts: Vec<(DType, usize)> = Vec::new();
     for dtype in plain.filter_map(|name| float(tensors, name)) {
         match counts.iter_mut().find(|(known, _)| *known == dtype) {
@@ -258,13 +283,15 @@ pub(super) fn plain_dtype(tensors: &SafeTensors<'_>) -> Option<DType> {
             None => counts.push((dtype, 1)),
         }
     }
-    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    // Of as many the wider, since names come in any order.
+    let most = counts.into_iter();
+    let most = most.max_by_key(|(dtype, count)| (*count, dtype.size(), *dtype == DType::F16));
     most.map(|(dtype, _)| dtype)
 }
 
 /// The dtype of a tensor of floats.
-fn float(tensors: &SafeTensors<'_>, name: &str) -> Option<DType> {
-    let stored = tensors.tensor(name).ok()?.dtype();
+fn float(tensors: &Tensors<'_>, name: &str) -> Option<DType> {
+    let stored = tensors.tensor(name)?.dtype();
     let (dtype, _) = DTYPES.iter().find(|(_, known)| *known == stored)?;
     dtype.is_float().then_some(*dtype)
 }

@@ -1,6 +1,6 @@
 //! Names, axes and packed codes.
 
-use burn_lean_reparam::Trail;
+use burn_lean_reparam::{Trail, bits};
 
 pub(super) use crate::codes::quantized_tensor::transposed as turn;
 
@@ -15,10 +15,20 @@ pub(super) struct Place {
     pub(super) turned: bool,
 }
 
+/// From the name of a tensor of a model, with PyTorch's names of layers' parameters, to that in a file.
+pub(super) type Names<'a> = &'a dyn Fn(&str) -> String;
+
 impl Place {
     /// Of a tensor of this rank.
-    pub(super) fn at(trail: &Trail, rank: usize) -> Self {
-        Self::of(trail.names(), trail.container(), rank)
+    pub(super) fn at(trail: &Trail, rank: usize, names: Names<'_>) -> Self {
+        let place = Self::of(trail.names(), trail.container(), rank);
+        let name = names(&place.with(""));
+        let (layer, name) = name.rsplit_once('.').unwrap_or(("", &name));
+        Self {
+            layer: layer.into(),
+            name: name.into(),
+            ..place
+        }
     }
 
     /// Of the tensor at `path`, in a struct of this name.
@@ -61,39 +71,72 @@ impl Place {
     }
 }
 
-/// Codes of `[rows, columns]` as words, each row by itself: plus 2ᵇ⁻¹, low bits first.
+/// Codes of `[rows, columns]` as words, each row by itself: plus 2ᵇ⁻¹, low bits first, without a gap.
 pub(super) fn pack(codes: &[i32], columns: usize, bits: u8) -> Vec<i32> {
-    let (factor, offset) = (32 / usize::from(bits), 1_i32 << (bits - 1));
+    let offset = 1_i32 << (bits - 1);
     let rows = codes.chunks(columns.max(1));
     let words = rows.flat_map(|row| {
-        row.chunks(factor).map(|part| {
-            let places = part.iter().enumerate();
-            let word = places.fold(0_u32, |word, (at, code)| {
-                word | ((code + offset) as u32) << (at * usize::from(bits))
-            });
-            word as i32
-        })
+        let mut bytes = bits::pack(row.iter().map(|code| (code + offset) as u8), bits);
+        bytes.resize(4 * words(columns, bits), 0);
+        let words = bytes.chunks_exact(4);
+        let words = words.map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        words.collect::<Vec<i32>>()
     });
     words.collect()
 }
 
 /// Words that a row of codes takes.
 pub(super) fn words(columns: usize, bits: u8) -> usize {
-    columns.div_ceil(32 / usize::from(bits))
+    (columns * usize::from(bits)).div_ceil(32)
 }
 
-/// The inverse of [`pack`], of as many words as it makes.
-pub(super) fn unpack(packed: &[i32], columns: usize, bits: u8) -> Vec<i32> {
-    let (factor, offset) = (32 / usize::from(bits), 1_i32 << (bits - 1));
-    let mask = (1_u32 << bits) - 1;
-    let rows = packed.chunks(words(columns, bits).max(1));
-    let codes = rows.flat_map(|row| {
-        (0..columns).map(move |column| {
-            let word = row[column / factor] as u32 >> (column % factor * usize::from(bits));
-            (word & mask) as i32 - offset
-        })
-    });
-    codes.collect()
+/// How the codes of a row lie in its words.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Packing {
+    /// As [`pack`] has them, and compressed-tensors since 0.18.
+    Dense,
+    /// As many as a word holds whole, which is what was before: another one for 3, 5, 6 and 7 bits.
+    Whole,
+}
+
+impl Packing {
+    /// That of a row of `columns` codes in so many words; `is_dense` says which where both take as many.
+    pub(super) fn of(found: usize, columns: usize, bits: u8, is_dense: bool) -> Option<Self> {
+        let fits = |packing: &Self| packing.words(columns, bits) == found;
+        match is_dense {
+            true => [Self::Dense, Self::Whole].into_iter().find(fits),
+            false => [Self::Whole, Self::Dense].into_iter().find(fits),
+        }
+    }
+
+    fn words(self, columns: usize, bits: u8) -> usize {
+        match self {
+            Self::Dense => words(columns, bits),
+            Self::Whole => columns.div_ceil(32 / usize::from(bits)),
+        }
+    }
+
+    /// Codes of rows of so many words each.
+    pub(super) fn unpack(self, packed: &[i32], columns: usize, bits: u8) -> Vec<i32> {
+        let offset = 1_i32 << (bits - 1);
+        let rows = packed.chunks(self.words(columns, bits).max(1));
+        let codes = rows.flat_map(|row| -> Vec<u8> {
+            match self {
+                Self::Dense => {
+                    let bytes: Vec<u8> = row.iter().flat_map(|word| word.to_le_bytes()).collect();
+                    let length = bits::packed_len(columns, bits);
+                    bits::unpack(&bytes[..length], bits, columns).unwrap_or_default()
+                }
+                Self::Whole => {
+                    let (whole, mask) = (32 / usize::from(bits), (1_u32 << bits) - 1);
+                    let code =
+                        |at: usize| row[at / whole] as u32 >> (at % whole * usize::from(bits));
+                    (0..columns).map(|at| (code(at) & mask) as u8).collect()
+                }
+            }
+        });
+        codes.map(|code| i32::from(code) - offset).collect()
+    }
 }
 
 #[cfg(test)]
@@ -110,9 +153,27 @@ mod tests {
                     .collect();
                 let packed = pack(&codes, columns, bits);
                 assert_eq!(packed.len(), 3 * words(columns, bits));
-                assert_eq!(unpack(&packed, columns, bits), codes, "{bits} bits");
+                let packing = Packing::of(words(columns, bits), columns, bits, true).unwrap();
+                assert_eq!(packing.unpack(&packed, columns, bits), codes, "{bits} bits");
             }
         }
+    }
+
+    #[test]
+    fn words_of_whole_codes_are_read_as_well() {
+        // Ten codes of 3 bits in a word, the eleventh in the next, where dense codes go on in the first.
+        let codes: Vec<i32> = (0..11).map(|index| index % 8 - 4).collect();
+        let first = codes[..10].iter().enumerate();
+        let first = first.fold(0, |word, (at, code)| word | (code + 4) << (3 * at));
+        let packed = [first, codes[10] + 4];
+        let packing = Packing::of(2, 11, 3, false).unwrap();
+        assert_eq!(packing, Packing::Whole);
+        assert_eq!(packing.unpack(&packed, 11, 3), codes);
+        assert_eq!(Packing::of(2, 11, 3, true), Some(Packing::Dense));
+        // Where the number of words differs it alone decides.
+        assert_eq!(Packing::of(10, 100, 3, true), Some(Packing::Dense));
+        assert_eq!(Packing::of(10, 100, 3, false), Some(Packing::Dense));
+        assert_eq!(Packing::of(4, 8, 4, true), None);
     }
 
     #[test]
@@ -120,6 +181,10 @@ mod tests {
         // As the documentation of its packing has it: 1 and 2 become 129 and 130, which are 33409.
         assert_eq!(pack(&[1, 2], 2, 8), [33409]);
         assert_eq!(pack(&[-8, 7, 0], 3, 4), [0x8f0]);
+        // The eleventh code of 3 bits begins in the last two bits of the first word.
+        let mut codes = [-4; 11];
+        codes[10] = 3;
+        assert_eq!(pack(&codes, 11, 3), [-0x4000_0000, 1]);
     }
 
     #[test]

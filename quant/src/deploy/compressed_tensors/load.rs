@@ -10,10 +10,11 @@ use burn_lean_reparam::{PathMapper, Rejected, Trail, map_kinds, map_with_path, u
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::{KEY, METHOD, QuantizationConfig};
-use super::contents::{Contents, data, plain_dtype};
-use super::layout::{Place, turn};
+use super::contents::{Contents, Tensors, data, plain_dtype};
+use super::layout::{Names, Place, turn};
+use super::pretrained::opened;
 use super::sparse::decompress;
-use crate::deploy::safetensors_file::{FileError, fitting};
+use crate::deploy::safetensors_file::{FILES, FileError, fitting};
 use crate::module::walk::{Site, map_quantizers, weight_schemes};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
@@ -38,7 +39,33 @@ pub fn load_compressed_tensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
 ) -> Result<M, Rejected<M, QuantError>> {
-    try_load(&model, path.as_ref()).map_err(|error| Rejected::new(model, error))
+    let path = path.as_ref();
+    try_load(&model, path).map_err(|error| Rejected::new(model, error))
+}
+
+/// Loads a folder as Transformers has them, of a [`PretrainedFolder`](super::PretrainedFolder) or of another
+/// program, into `model`, for inference: `config.json`, and `model.safetensors` or what its index names.
+///
+/// As [`load_compressed_tensors`], but that `names` gives what the network there calls a tensor, from its
+/// path here; norms come with `weight` and `bias`. A configuration without `quantization_config` is one of
+/// floats.
+///
+/// # Errors
+///
+/// As [`load_compressed_tensors`].
+pub fn load_pretrained<M: Module>(
+    model: M,
+    folder: impl AsRef<Path>,
+    names: impl Fn(&str) -> String,
+) -> Result<M, Rejected<M, QuantError>> {
+    let file = FileError::new(folder.as_ref());
+    let load = || {
+        let (config, paths) = opened(folder.as_ref())?;
+        let files = paths.iter().map(|path| FILES.read(path));
+        let files = files.collect::<Result<Vec<Vec<u8>>, QuantError>>()?;
+        load_files(&model, &files, config, &names, &file)
+    };
+    load().map_err(|error| Rejected::new(model, error))
 }
 
 fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
@@ -46,30 +73,49 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
     let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
     let metadata = header.metadata().clone().unwrap_or_default();
-    // Files of other programs have none.
-    if metadata.contains_key(CHECKSUM) {
-        unseal(&bytes).map_err(|error| file.read(error))?;
-    }
-    let config = metadata
-        .get(KEY)
-        .ok_or_else(|| file.read(format!("its metadata has no `{KEY}`")))?;
+    let config = metadata.get(KEY).ok_or_else(|| {
+        file.read(format!(
+            "its metadata has no `{KEY}`; a folder with `config.json` is for `load_pretrained`"
+        ))
+    })?;
     let config: QuantizationConfig =
         serde_json::from_str(config).map_err(|error| file.read(format!("`{KEY}`: {error}")))?;
+    load_files(model, &[bytes], config, &str::to_string, &file)
+}
+
+fn load_files<M: Module>(
+    model: &M,
+    files: &[Vec<u8>],
+    config: QuantizationConfig,
+    names: Names<'_>,
+    file: &FileError<'_>,
+) -> Result<M, QuantError> {
     if config.quant_method != METHOD {
         return Err(file.read(format!(
             "it is of the method `{}`, not `{METHOD}`",
             config.quant_method
         )));
     }
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| file.read(error))?;
+    let mut tensors = Vec::new();
+    for bytes in files {
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| file.read(error))?;
+        // Files of other programs have none.
+        let is_sealed = header.metadata().as_ref();
+        if is_sealed.is_some_and(|metadata| metadata.contains_key(CHECKSUM)) {
+            unseal(bytes).map_err(|error| file.read(error))?;
+        }
+        tensors.push(SafeTensors::deserialize(bytes).map_err(|error| file.read(error))?);
+    }
+    let tensors = Tensors(tensors);
     let contents = Contents {
         plain: plain_dtype(&tensors),
         tensors,
         config,
-        file: &file,
+        file,
     };
     let mut loader = Loader {
         contents: &contents,
+        names,
         schemes: weight_schemes(model),
         weights: BTreeMap::new(),
         used: HashSet::new(),
@@ -120,8 +166,8 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
         used.insert(place.in_layer("input_scale"));
         used.insert(place.in_layer("input_zero_point"));
     }
-    let names = contents.tensors.names();
-    if let Some(name) = names.into_iter().find(|name| !used.contains(*name)) {
+    let mut stored = contents.tensors.names();
+    if let Some(name) = stored.find(|name| !used.contains(*name)) {
         return Err(file.read(format!("the model has no parameter for its `{name}`")));
     }
     // What acts on a weight before its quantizer is part of the codes.
@@ -132,6 +178,7 @@ fn try_load<M: Module>(model: &M, path: &Path) -> Result<M, QuantError> {
 
 struct Loader<'a> {
     contents: &'a Contents<'a>,
+    names: Names<'a>,
     /// Of the weights that the model quantizes.
     schemes: HashMap<String, Scheme>,
     weights: BTreeMap<String, (QuantizedTensor, Place, Device, FloatDType)>,
@@ -203,7 +250,7 @@ impl Loader<'_> {
         held: DType,
         device: &Device,
     ) -> Result<Tensor<D>, QuantError> {
-        let (place, path) = (Place::at(at, D), at.path());
+        let (place, path) = (Place::at(at, D, self.names), at.path());
         let Some(codes) = self.contents.codes(&place, &mut self.used)? else {
             let data = self.plain(&place, shape, held, device)?;
             let dtype = data.dtype();
@@ -255,7 +302,7 @@ impl PathMapper for Loader<'_> {
             return param;
         }
         let device = param.lazy_device();
-        let place = Place::at(at, D);
+        let place = Place::at(at, D, self.names);
         let base = param.base();
         match self.plain(&place, &base.shape(), base.dtype(), &device) {
             Ok(data) => {

@@ -11,9 +11,10 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::codes::{Codes, Input};
-use super::config::SparsityConfig;
-use super::config::{DENSE, Group, INT, KEY, METHOD, PACKED, QuantizationConfig, SPARSE};
-use super::layout::{Place, pack, turn, words};
+use super::config::{
+    Arguments, Group, INT, KEY, PACKED, QuantizationConfig, SPARSE, SparsityConfig,
+};
+use super::layout::{Names, Place, pack, turn, words};
 use super::sparse::compress;
 use crate::codes::weights::seen_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
@@ -24,15 +25,16 @@ use crate::{QuantError, QuantizedTensor};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CompressedReport {
-    /// Bytes of the file.
+    /// Bytes of the file, or of all files of weights in a folder.
     pub bytes: u64,
-    /// `int-quantized`, `pack-quantized`, or `dense` where nothing is quantized.
+    /// `int-quantized`, `pack-quantized`, `mixed-precision` for both, or `dense` where nothing is
+    /// quantized.
     pub format: String,
-    /// Paths of the weights that are stored as codes.
+    /// Names, without `_packed`, of the weights that are stored as codes.
     pub quantized: Vec<String>,
-    /// Paths of the float weights that are stored without the zeros of 2:4.
+    /// Names of the float weights that are stored without the zeros of 2:4.
     pub sparse: Vec<String>,
-    /// What the layout has no place for, and why: quantized weights, which are stored as floats of the
+    /// Paths in the model of what the layout has no place for, and why: quantized weights, which are stored as floats of the
     /// values of their codes, and quantizers of activations, which are not stored.
     pub left_out: Vec<(String, String)>,
 }
@@ -40,10 +42,12 @@ pub struct CompressedReport {
 /// Writes a prepared or converted model in the layout of
 /// [compressed-tensors](https://github.com/vllm-project/compressed-tensors); see the [module](super).
 ///
-/// Matrices with one scale for the tensor, an output or a group of inputs become codes; float matrices
+/// Matrices with one scale for the tensor, an output or a group of inputs become codes: bytes where the input
+/// of the layer is rounded too, words (`pack-quantized`) where weights alone are. Float matrices
 /// with at most two nonzeros in each four along the inputs (2:4) become `sparse-24-bitmask`; kernels of
 /// convolutions, number formats that are no integers, and other groups stay floats. Which is which, the
-/// report says.
+/// report says. Programs that look for a folder with `config.json` read that of a
+/// [`PretrainedFolder`](super::PretrainedFolder).
 ///
 /// # Errors
 ///
@@ -53,82 +57,23 @@ pub fn save_compressed_tensors<M: Module>(
     model: &M,
     path: impl AsRef<Path>,
 ) -> Result<CompressedReport, QuantError> {
-    settle(model);
     let file = FileError::new(path.as_ref());
-    let mut inputs: HashMap<String, Located> = HashMap::new();
-    let mut report = CompressedReport::default();
-    for located in quantizers(model) {
-        let quantizes = located.quantizer.is_enabled() && located.quantizer.phase().quantizes();
-        match (located.site, &located.parameter) {
-            _ if !quantizes => {}
-            (Site::Weight, _) => {}
-            (Site::Input, Some(parameter)) => {
-                inputs.insert(parameter.clone(), located);
-            }
-            _ => report.left_out.push((
-                located.name(),
-                "the layout has quantizers at inputs of layers alone".into(),
-            )),
-        }
-    }
-    let mut weights = HashMap::new();
-    for (path, codes, is_seen) in seen_weights(model)? {
-        match is_seen {
-            true => drop(weights.insert(path, codes)),
-            false => {
-                let reason = "what acts behind its quantizer is not in its codes".to_string();
-                report.left_out.push((path, reason));
-            }
-        }
-    }
-    let packs = weights
-        .values()
-        .any(|weight| weight.scheme().format.bits() < 8);
-    let mut writer = Writer {
-        format: if packs { PACKED } else { INT },
-        weights,
-        inputs,
-        tensors: BTreeMap::new(),
-        groups: Vec::new(),
-        report,
-        error: None,
-    };
-    // As the deployed model computes: masks and adapters are in the values.
-    visit_with_path(&model.valid().materialize(), &mut writer);
-    if let Some(error) = writer.error {
-        return Err(error);
-    }
-    let Writer {
+    let written = Written::of(model, &str::to_string, true, &file)?;
+    let Written {
         tensors,
         groups,
+        floats,
+        sparse,
         mut report,
-        format,
-        inputs,
-        ..
-    } = writer;
-    for located in inputs.into_values() {
-        let reason = "its weight is not quantized to codes".to_string();
-        report.left_out.push((located.name(), reason));
-    }
-    report.left_out.sort();
-    report.format = if groups.is_empty() { DENSE } else { format }.into();
-    let config = QuantizationConfig {
-        quant_method: METHOD.into(),
-        format: report.format.clone(),
-        quantization_status: "compressed".into(),
-        ignore: Vec::new(),
-        config_groups: groups
-            .into_iter()
-            .enumerate()
-            .map(|(index, group)| (format!("group_{index}"), group))
-            .collect(),
-        sparsity_config: (!report.sparse.is_empty()).then(|| SparsityConfig {
-            format: SPARSE.into(),
-            targets: report.sparse.iter().map(|path| layer_of(path)).collect(),
-            global_sparsity: 0.5,
-            sparsity_structure: "2:4".into(),
-        }),
-    };
+    } = written;
+    let mut config = QuantizationConfig::of(groups, floats);
+    report.format.clone_from(&config.format);
+    config.sparsity_config = (!sparse.is_empty()).then(|| SparsityConfig {
+        format: SPARSE.into(),
+        targets: sparse,
+        global_sparsity: 0.5,
+        sparsity_structure: "2:4".into(),
+    });
     let config = serde_json::to_string(&config).map_err(|error| file.write(error))?;
     let metadata = HashMap::from([
         ("format".to_string(), "pt".to_string()),
@@ -138,17 +83,90 @@ pub fn save_compressed_tensors<M: Module>(
     Ok(report)
 }
 
-fn layer_of(weight: &str) -> String {
-    weight.strip_suffix(".weight").unwrap_or("").into()
+/// What a model becomes in files of the layout.
+pub(super) struct Written {
+    pub(super) tensors: BTreeMap<String, Stored>,
+    pub(super) groups: Vec<Group>,
+    /// Linear layers whose weights are floats.
+    pub(super) floats: Vec<String>,
+    /// Layers whose weights are without the zeros of 2:4.
+    pub(super) sparse: Vec<String>,
+    /// Without bytes and format.
+    pub(super) report: CompressedReport,
 }
 
-struct Writer {
-    format: &'static str,
+impl Written {
+    /// With these names; `leaves_zeros` says whether zeros of 2:4 are left out.
+    pub(super) fn of<M: Module>(
+        model: &M,
+        names: Names<'_>,
+        leaves_zeros: bool,
+        file: &FileError<'_>,
+    ) -> Result<Self, QuantError> {
+        settle(model);
+        let mut inputs: HashMap<String, Located> = HashMap::new();
+        let mut report = CompressedReport::default();
+        for located in quantizers(model) {
+            let quantizes = located.quantizer.is_enabled() && located.quantizer.phase().quantizes();
+            match (located.site, &located.parameter) {
+                _ if !quantizes => {}
+                (Site::Weight, _) => {}
+                (Site::Input, Some(parameter)) => {
+                    inputs.insert(parameter.clone(), located);
+                }
+                _ => report.left_out.push((
+                    located.name(),
+                    "the layout has quantizers at inputs of layers alone".into(),
+                )),
+            }
+        }
+        let mut weights = HashMap::new();
+        for (path, codes, is_seen) in seen_weights(model)? {
+            match is_seen {
+                true => drop(weights.insert(path, codes)),
+                false => {
+                    let reason = "what acts behind its quantizer is not in its codes".to_string();
+                    report.left_out.push((path, reason));
+                }
+            }
+        }
+        let mut writer = Writer {
+            names,
+            leaves_zeros,
+            file,
+            weights,
+            inputs,
+            written: Self {
+                tensors: BTreeMap::new(),
+                groups: Vec::new(),
+                floats: Vec::new(),
+                sparse: Vec::new(),
+                report,
+            },
+            error: None,
+        };
+        // As the deployed model computes: masks and adapters are in the values.
+        visit_with_path(&model.valid().materialize(), &mut writer);
+        if let Some(error) = writer.error {
+            return Err(error);
+        }
+        let mut written = writer.written;
+        for located in writer.inputs.into_values() {
+            let reason = "its weight is not quantized to codes".to_string();
+            written.report.left_out.push((located.name(), reason));
+        }
+        written.report.left_out.sort();
+        Ok(written)
+    }
+}
+
+struct Writer<'a> {
+    names: Names<'a>,
+    leaves_zeros: bool,
+    file: &'a FileError<'a>,
     weights: HashMap<String, QuantizedTensor>,
     inputs: HashMap<String, Located>,
-    tensors: BTreeMap<String, Stored>,
-    groups: Vec<Group>,
-    report: CompressedReport,
+    written: Written,
     error: Option<QuantError>,
 }
 
@@ -174,9 +192,36 @@ fn sizes(values: &[usize], shape: Vec<usize>) -> Stored {
     Stored::new(Dtype::I64, shape, bytes.collect())
 }
 
-impl Writer {
+impl Writer<'_> {
     fn put(&mut self, name: String, stored: Stored) {
-        self.tensors.insert(name, stored);
+        if self.written.tensors.contains_key(&name) {
+            let twice = format!("two tensors of the model are named `{name}` in it");
+            self.error.get_or_insert(self.file.write(twice));
+        }
+        self.written.tensors.insert(name, stored);
+    }
+
+    /// How the input of the layer of the weight at `path` is rounded, of which the layout has a place for
+    /// some kinds.
+    fn input(&mut self, place: &Place, path: &str) -> Option<Arguments> {
+        let located = self.inputs.remove(path)?;
+        match Input::of(&located) {
+            Ok(Ok(Input { arguments, range })) => {
+                if let Some((scale, zero)) = range {
+                    self.put(place.in_layer("input_scale"), floats(&[scale], vec![1]));
+                    if !arguments.symmetric {
+                        let name = place.in_layer("input_zero_point");
+                        self.put(name, bytes(&[zero], vec![1]));
+                    }
+                }
+                return Some(arguments);
+            }
+            Ok(Err(reason)) => self.written.report.left_out.push((located.name(), reason)),
+            Err(error) => {
+                self.error.get_or_insert(error);
+            }
+        }
+        None
     }
 
     /// Writes the codes of a weight, if the layout has a place for them.
@@ -186,13 +231,20 @@ impl Writer {
         let codes = match named.unwrap_or_else(not_named) {
             Ok(codes) => codes,
             Err(reason) => {
-                self.report.left_out.push((path.to_string(), reason));
+                let left_out = &mut self.written.report.left_out;
+                left_out.push((path.to_string(), reason));
                 return false;
             }
         };
+        let input_activations = self.input(place, path);
+        // Products of codes take bytes; words are for weights that are spread out to floats.
+        let format = match input_activations {
+            Some(_) => INT,
+            None => PACKED,
+        };
         let [rows, columns] = codes.shape;
         let bits = codes.arguments.num_bits;
-        if self.format == PACKED {
+        if format == PACKED {
             let packed = pack(&codes.codes, columns, bits);
             let shape = vec![rows, words(columns, bits)];
             self.put(place.with("_packed"), integers(&packed, shape));
@@ -205,7 +257,7 @@ impl Writer {
             floats(&codes.scale, codes.scale_shape()),
         );
         if !codes.arguments.symmetric {
-            let stored = match (self.format, codes.groups) {
+            let stored = match (format, codes.groups) {
                 // One of a tensor is not packed, whatever the number of its outputs.
                 (PACKED, [outputs, groups]) if outputs * groups > 1 => {
                     // Along the outputs.
@@ -218,45 +270,19 @@ impl Writer {
             };
             self.put(place.with("_zero_point"), stored);
         }
-        let mut group = Group {
+        let group = Group {
             targets: Vec::new(),
             weights: Some(codes.arguments),
-            input_activations: None,
+            input_activations,
+            format: Some(format.into()),
         };
-        if let Some(located) = self.inputs.remove(path) {
-            match Input::of(&located) {
-                Ok(Ok(Input { arguments, range })) => {
-                    if let Some((scale, zero)) = range {
-                        self.put(place.in_layer("input_scale"), floats(&[scale], vec![1]));
-                        if !arguments.symmetric {
-                            let name = place.in_layer("input_zero_point");
-                            self.put(name, bytes(&[zero], vec![1]));
-                        }
-                    }
-                    group.input_activations = Some(arguments);
-                }
-                Ok(Err(reason)) => self.report.left_out.push((located.name(), reason)),
-                Err(error) => {
-                    self.error.get_or_insert(error);
-                }
-            }
-        }
-        self.report.quantized.push(path.to_string());
-        let same = |one: &&mut Group| {
-            one.weights == group.weights && one.input_activations == group.input_activations
-        };
-        match self.groups.iter_mut().find(same) {
-            Some(known) => known.targets.push(place.layer.clone()),
-            None => {
-                group.targets.push(place.layer.clone());
-                self.groups.push(group);
-            }
-        }
+        self.written.report.quantized.push(place.with(""));
+        group.joins(&mut self.written.groups, [place.layer.clone()]);
         true
     }
 
     fn store(&mut self, at: &Trail, rank: usize, data: Result<TensorData, ExecutionError>) {
-        let place = Place::at(at, rank);
+        let place = Place::at(at, rank, self.names);
         let path = at.path();
         let data = match data {
             Ok(data) => data,
@@ -280,7 +306,8 @@ impl Writer {
                 return self.put(place.with(""), stored);
             }
         };
-        if *dtype == Dtype::F32 {
+        self.written.floats.push(place.layer.clone());
+        if *dtype == Dtype::F32 && self.leaves_zeros {
             let values: Vec<f32> = data.iter().collect();
             let turned = turn(&values, rows, columns);
             if 2 * values.iter().filter(|value| **value == 0.0).count() >= values.len()
@@ -293,7 +320,8 @@ impl Writer {
                 let mask = Stored::new(Dtype::U8, vec![columns, rows.div_ceil(8)], bitmask);
                 self.put(place.in_layer("bitmask"), mask);
                 self.put(place.in_layer("shape"), sizes(&[columns, rows], vec![2, 1]));
-                self.report.sparse.push(path);
+                self.written.report.sparse.push(place.with(""));
+                self.written.sparse.push(place.layer);
                 return;
             }
         }
@@ -307,14 +335,14 @@ impl Writer {
     }
 }
 
-impl PathVisitor for Writer {
+impl PathVisitor for Writer<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         if at.is_attached() || self.error.is_some() {
             return;
         }
         let path = at.path();
         if let Some(weight) = self.weights.remove(&path)
-            && self.quantized(&Place::at(at, D), &path, &weight)
+            && self.quantized(&Place::at(at, D, self.names), &path, &weight)
         {
             return;
         }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::FileError;
 use crate::module::walk::{Located, Site, quantizers};
 use crate::range::observer::{ObserverConfig, read};
-use crate::{FakeQuantize, FakeQuantizeConfig, QuantError, QuantParams, Scheme};
+use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, QuantError, QuantParams, Scheme};
 
 /// What the metadata says about the quantizer of an activation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +55,13 @@ impl Activation {
         };
         let config = FakeQuantizeConfig::new(self.scheme.clone()).with_observer(observer);
         config.validate()?;
+        if self.scheme.granularity == Granularity::PerTensor && self.scale.len() > 1 {
+            return Err(QuantError::InvalidConfig {
+                field: "scale",
+                value: format!("{:?}", self.scale),
+                expected: "one number for a tensor",
+            });
+        }
         Ok(FakeQuantize::new(config, self.scale.len().max(1), device))
     }
 

@@ -7,11 +7,11 @@ use burn::backend::ExecutionError;
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
 use burn_lean_reparam::sealed::seal;
-use burn_lean_reparam::{Files, PathVisitor, Trail, each_float, settle, visit_with_path};
+use burn_lean_reparam::{PathVisitor, Trail, each_float, settle, visit_with_path};
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::activations::activations;
-use super::{DTYPES, Entry, FORMAT, FileError, VERSION};
+use super::{DTYPES, Entry, FILES, FORMAT, FileError, VERSION};
 use crate::QuantError;
 use crate::codes::weights::quantized_weights;
 use crate::module::effective::FileNames;
@@ -95,8 +95,6 @@ pub(crate) fn write(
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
         .map_err(|error| file.write(error))?;
     let bytes = seal(views, metadata).map_err(|error| file.write(error))?;
-    const FILES: Files<QuantError> =
-        Files(|action, path, error| FileError::new(path).error(action, error));
     FILES.write(path, &bytes)?;
     Ok(bytes.len() as u64)
 }
@@ -132,6 +130,11 @@ impl Stored {
             shape,
             bytes,
         }
+    }
+
+    /// Bytes of its elements.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
     fn view(&self) -> Result<TensorView<'_>, safetensors::SafeTensorError> {

@@ -1,0 +1,221 @@
+//! Folders as Transformers has them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::config::{Group, KEY, QuantizationConfig};
+use super::save::{CompressedReport, Written};
+use crate::QuantError;
+use crate::deploy::safetensors_file::{FILES, FileError, write};
+
+const CONFIG: &str = "config.json";
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A folder with a model that Transformers, vLLM and what else reads [compressed-tensors](super) load:
+/// `config.json` with the `quantization_config`, and the weights in one file or in several with their index.
+///
+/// A network there has its own names for the same layers. They are given with each
+/// [`add`](Self::add), once with the whole model or block by block, so that a model need not be in memory
+/// at once. Zeros of 2:4 stay in float weights: readers of today know no layout without them.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Device;
+/// use burn_lean_quant::{QatConfig, WeightConfig};
+/// use burn_lean_quant::deploy::{PretrainedFolder, load_pretrained};
+///
+/// let layers = |device| -> Vec<Linear> { vec![LinearConfig::new(64, 32).init(device)] };
+/// let device = Device::flex();
+/// let quantized = QatConfig::new().with_weight(WeightConfig::int(4)).with_activation(None);
+/// let model = quantized.prepare(layers(&device.clone().autodiff()))?;
+/// // `0.weight` in the model.
+/// let names = |path: &str| format!("model.layers.{path}");
+///
+/// let parent = tempfile::tempdir()?;
+/// let folder = parent.path().join("compressed");
+/// let mut writer = PretrainedFolder::create(&folder)?;
+/// writer.add(&model, names)?;
+/// let report = writer.finish(serde_json::json!({ "model_type": "mine" }))?;
+/// assert_eq!(report.format, "pack-quantized");
+/// assert_eq!(report.quantized, ["model.layers.0.weight"]);
+///
+/// let loaded = load_pretrained(layers(&device), &folder, names)?;
+/// assert_eq!(loaded[0].weight.val().into_data(), model[0].weight.val().into_data());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct PretrainedFolder {
+    folder: PathBuf,
+    /// Bytes of the tensors, and their names.
+    shards: Vec<(u64, Vec<String>)>,
+    groups: Vec<Group>,
+    floats: Vec<String>,
+    report: CompressedReport,
+}
+
+impl PretrainedFolder {
+    /// A folder, which is made where it is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::File`] when it cannot be made, or has a configuration or weights already.
+    pub fn create(folder: impl Into<PathBuf>) -> Result<Self, QuantError> {
+        let folder = folder.into();
+        let file = FileError::new(&folder);
+        std::fs::create_dir_all(&folder).map_err(|error| file.write(error))?;
+        let is_of_a_model =
+            |name: &String| name == CONFIG || name == INDEX || name.ends_with(".safetensors");
+        if let Some(name) = FILES.names(&folder)?.into_iter().find(is_of_a_model) {
+            return Err(file.write(format!(
+                "it has a `{name}` already, which would be of another model: name a folder without, or \
+                 remove that"
+            )));
+        }
+        Ok(Self {
+            folder,
+            shards: Vec::new(),
+            groups: Vec::new(),
+            floats: Vec::new(),
+            report: CompressedReport::default(),
+        })
+    }
+
+    /// Writes a model, or a part of one, prepared, converted or of floats, to a file of its own.
+    ///
+    /// `names` gives what the network there calls a tensor, from its path here; parameters of norms come as
+    /// `weight` and `bias`. Codes of `a.weight` are `a.weight_packed`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`save_compressed_tensors`](super::save_compressed_tensors), and [`QuantError::File`] where
+    /// two tensors get one name.
+    pub fn add<M: Module>(
+        &mut self,
+        model: &M,
+        names: impl Fn(&str) -> String,
+    ) -> Result<(), QuantError> {
+        let path = self.folder.join(shard(self.shards.len() + 1, None));
+        let file = FileError::new(&path);
+        let written = Written::of(model, &names, false, &file)?;
+        let known = |name: &&String| self.shards.iter().any(|(_, names)| names.contains(name));
+        if let Some(twice) = written.tensors.keys().find(known) {
+            return Err(file.write(format!("two tensors of the model are named `{twice}`")));
+        }
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        self.report.bytes += write(&written.tensors, metadata, &path)?;
+        let bytes = written.tensors.values().map(|stored| stored.len() as u64);
+        let names = written.tensors.keys().cloned().collect();
+        self.shards.push((bytes.sum(), names));
+        for mut group in written.groups {
+            let layers = std::mem::take(&mut group.targets);
+            group.joins(&mut self.groups, layers);
+        }
+        self.floats.extend(written.floats);
+        self.report.quantized.extend(written.report.quantized);
+        self.report.left_out.extend(written.report.left_out);
+        Ok(())
+    }
+
+    /// Names the files as their readers expect, and writes `config.json` last: a JSON object, what the network there
+    /// needs to know, with the `quantization_config` of what was added in the place of the one it may have.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::File`] when a file cannot be written, or `config` is no object.
+    pub fn finish(mut self, config: impl Serialize) -> Result<CompressedReport, QuantError> {
+        let path = self.folder.join(CONFIG);
+        let file = FileError::new(&path);
+        let Ok(Value::Object(mut config)) = serde_json::to_value(config) else {
+            return Err(file.write("the configuration is no JSON object"));
+        };
+        let quantization = QuantizationConfig::of(self.groups, self.floats);
+        self.report.format.clone_from(&quantization.format);
+        config.remove(KEY);
+        if !quantization.config_groups.is_empty() {
+            let quantization =
+                serde_json::to_value(quantization).map_err(|error| file.write(error))?;
+            config.insert(KEY.into(), quantization);
+        }
+        let count = self.shards.len();
+        let mut index = Index {
+            metadata: Map::new(),
+            weight_map: BTreeMap::new(),
+        };
+        for (number, (_, names)) in self.shards.iter().enumerate() {
+            let name = match count {
+                1 => WHOLE.to_string(),
+                _ => shard(number + 1, Some(count)),
+            };
+            let written = self.folder.join(shard(number + 1, None));
+            FILES.rename(&written, &self.folder.join(&name))?;
+            let places = names.iter().map(|tensor| (tensor.clone(), name.clone()));
+            index.weight_map.extend(places);
+        }
+        if count > 1 {
+            let bytes: u64 = self.shards.iter().map(|(bytes, _)| bytes).sum();
+            index.metadata.insert("total_size".into(), bytes.into());
+            write_json(&self.folder.join(INDEX), &index)?;
+        }
+        write_json(&path, &config)?;
+        Ok(self.report)
+    }
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), QuantError> {
+    let text = serde_json::to_string_pretty(value);
+    let text = text.map_err(|error| FileError::new(path).write(error))?;
+    FILES.write(path, (text + "\n").as_bytes())
+}
+
+fn shard(number: usize, of: Option<usize>) -> String {
+    match of {
+        Some(of) => format!("model-{number:05}-of-{of:05}.safetensors"),
+        None => format!("model-{number:05}.safetensors"),
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Index {
+    #[serde(default)]
+    metadata: Map<String, Value>,
+    /// The file of each tensor.
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The configuration of a folder, of which none is one of floats, and its files of weights.
+pub(super) fn opened(folder: &Path) -> Result<(QuantizationConfig, Vec<PathBuf>), QuantError> {
+    let mut config: Map<String, Value> = read_json(&folder.join(CONFIG))?;
+    let file = FileError::new(folder);
+    let config = match config.remove(KEY) {
+        Some(found) => serde_json::from_value(found)
+            .map_err(|error| file.read(format!("`{KEY}` of its `{CONFIG}`: {error}")))?,
+        None => QuantizationConfig::of(Vec::new(), Vec::new()),
+    };
+    let index = folder.join(INDEX);
+    if !index.exists() {
+        return Ok((config, vec![folder.join(WHOLE)]));
+    }
+    let index: Index = read_json(&index)?;
+    let mut names: Vec<String> = index.weight_map.into_values().collect();
+    names.sort();
+    names.dedup();
+    // Names of files beside the index; no paths out of the folder.
+    let is_name = |name: &String| Path::new(name).file_name() == Some(name.as_ref());
+    if let Some(other) = names.iter().find(|name| !is_name(name)) {
+        return Err(file.read(format!("its index names `{other}`, which is no file of it")));
+    }
+    Ok((
+        config,
+        names.into_iter().map(|name| folder.join(name)).collect(),
+    ))
+}
+
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, QuantError> {
+    let bytes = FILES.read(path)?;
+    serde_json::from_slice(&bytes).map_err(|error| FileError::new(path).read(error))
+}
