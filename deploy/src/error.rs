@@ -31,7 +31,7 @@ pub enum DeployError {
     /// An axis that was to stay open, and what keeps it from that.
     #[error(
         "the axis `{name}` cannot stay open: {reason}. Compute what depends on its size from tensors \
-         that have it, or leave it out of the open axes"
+         that have it (of `PaddingConfig::Same` with a stride, take `Explicit`), or leave it out of the open axes"
     )]
     OpenAxis {
         /// Its name; of several that cannot be open together, all of them.

@@ -16,7 +16,7 @@ use burn::nn::{
     InstanceNormConfig, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig, PReluConfig,
     PaddingConfig2d, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig, SwiGluConfig,
 };
-use burn::tensor::activation::relu;
+use burn::tensor::activation::{hard_sigmoid, hard_swish, leaky_relu, relu};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::judge::{operators, same};
@@ -235,6 +235,27 @@ fn gated_and_parametric_activations() {
         same(&with_numbers(glu, 10), x.clone(), |glu, x| glu.forward(x));
         let prelu = PReluConfig::new().with_num_parameters(3).init(device);
         same(&with_numbers(prelu, 11), x, |prelu, x| prelu.forward(x));
+    });
+}
+
+/// Squeezed and excited, as mobile networks do, behind a convolution and behind nothing.
+#[test]
+fn gates_of_channels_and_joined_features() {
+    each_device(|target| {
+        let device = &target.device;
+        let conv = Conv2dConfig::new([3, 4], [3, 2]).init(device);
+        let conv: Conv2d = with_numbers(conv, 2);
+        let x = tensor::<4>(1, [2, 3, 7, 5], device);
+        let pool = AdaptiveAvgPool2dConfig::new([1, 1]).init();
+        let gated = |x: Tensor<4>| {
+            let x = hard_swish(x * 3.0);
+            let gate = hard_sigmoid(pool.forward(x.clone()), 0.25, 0.4);
+            let joined = Tensor::cat(vec![x.clone() * gate, leaky_relu(x.clone(), 0.1), x], 1);
+            let rows = Tensor::cat(vec![joined.clone(), joined], 2);
+            rows.flatten::<2>(1, 3)
+        };
+        same(&conv, x.clone(), |conv, x| gated(conv.forward(x)));
+        same(&conv, x, |_, x| gated(x));
     });
 }
 

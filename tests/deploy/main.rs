@@ -25,6 +25,7 @@ mod left_float;
 mod movement;
 mod on_the_fly;
 mod open_axes;
+mod open_numbers;
 mod pruned;
 mod quantized;
 mod refuses;

@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use burn_lean_graph::{Graph, Node};
 
 use super::data::HostTensor;
-use super::open::{Known, Open, Size};
+use super::open::{Known, Number, Open, Size};
 use super::products::LayerReport;
 use super::weights::Weights;
 use super::{Exported, Form, Limits, element};
@@ -101,8 +101,8 @@ impl<'a> Writer<'a> {
         if let Some(name) = self.of.get(&tensor.id) {
             return Ok(name.clone());
         }
-        if let Some(counted) = self.open.counted(tensor.id) {
-            let name = self.counted(tensor, counted)?;
+        if let Some((start, step)) = self.open.counted(tensor.id) {
+            let name = self.counted(tensor, start, *step)?;
             self.set(tensor, name.clone());
             return Ok(name);
         }
@@ -199,6 +199,34 @@ impl<'a> Writer<'a> {
         let element = self.element(dtype, "a number")?;
         let bytes = scalar_bytes(value, element);
         Ok(self.initializer("number", element, &[], bytes))
+    }
+
+    /// A whole number, which may be a size, as a tensor without axes.
+    fn whole(&mut self, number: &Number, dtype: DType) -> Result<String, DeployError> {
+        let (is_negative, size) = match number {
+            Number::Fixed(number) => return self.scalar(ScalarIr::Int(*number), dtype),
+            Number::Open { is_negative, size } => (*is_negative, size),
+        };
+        let size = self.size(size);
+        let size = self.times(size, if is_negative { -1 } else { 1 });
+        let name = self.emit("Squeeze", vec![size], "size", vec![]);
+        Ok(match self.element(dtype, "a size")? {
+            ElementType::I64 => name,
+            other => self.cast_to(name, other),
+        })
+    }
+
+    /// The number of an operation with this result.
+    pub(crate) fn scalar_for(
+        &mut self,
+        result: &TensorIr,
+        value: ScalarIr,
+        dtype: DType,
+    ) -> Result<String, DeployError> {
+        match self.open.scalar(result.id) {
+            Some(number) => self.whole(number, dtype),
+            None => self.scalar(value, dtype),
+        }
     }
 
     pub(crate) fn number(&mut self, value: f64, dtype: DType) -> Result<String, DeployError> {
@@ -316,7 +344,8 @@ impl<'a> Writer<'a> {
     fn counted(
         &mut self,
         tensor: &TensorIr,
-        (start, step): (i64, i64),
+        start: &Number,
+        step: i64,
     ) -> Result<String, DeployError> {
         let sizes = self.sizes(tensor);
         let mut name = self.count(&sizes[0]);
@@ -324,8 +353,8 @@ impl<'a> Writer<'a> {
             let step = self.scalar(ScalarIr::Int(step), DType::I64)?;
             name = self.emit("Mul", vec![name, step], "Mul", vec![]);
         }
-        if start != 0 {
-            let start = self.scalar(ScalarIr::Int(start), DType::I64)?;
+        if *start != Number::Fixed(0) {
+            let start = self.whole(start, DType::I64)?;
             name = self.emit("Add", vec![name, start], "Add", vec![]);
         }
         Ok(match self.element(tensor.dtype, "a count")? {

@@ -15,6 +15,10 @@ pub(super) enum Between {
     Sigmoid,
     Tanh,
     Gelu,
+    /// A factor and an addend, and what is below 0 or above 1 cut off.
+    HardSigmoid(f32, f32),
+    /// A factor for what is below 0.
+    LeakyRelu(f32),
     /// Two operands, or one and a constant.
     Arithmetic(Arithmetic, Side),
     /// A factor and an addend for each index of the second axis.
@@ -30,6 +34,10 @@ pub(super) enum Between {
     MaxPool(Pool),
     /// Along an axis, which stays with one number or goes.
     Mean(usize, bool),
+    /// Along all axes but the first two, which stay with one number each.
+    GlobalMean,
+    /// Several operands one after the other along an axis.
+    Concat(usize),
     /// An axis, and what is taken of it.
     Slice(usize, i64, i64),
 }
@@ -94,6 +102,15 @@ impl Between {
             Self::Sigmoid => changed(x, sigmoid),
             Self::Tanh => changed(x, tanh),
             Self::Gelu => changed(x, gelu),
+            Self::HardSigmoid(alpha, beta) => changed(x, |data| {
+                // What is no number stays none: `clamp` keeps it.
+                let gate = |x: &mut f32| *x = (*x * alpha + beta).clamp(0.0, 1.0);
+                data.iter_mut().for_each(gate);
+            }),
+            Self::LeakyRelu(slope) => changed(x, |data| {
+                let lower = |x: &mut f32| *x *= if *x < 0.0 { *slope } else { 1.0 };
+                data.iter_mut().for_each(lower);
+            }),
             Self::Arithmetic(kind, side) => match side {
                 Side::Left(constant) => arithmetic(*kind, constant.clone(), x)?,
                 Side::Right(constant) => arithmetic(*kind, x, constant.clone())?,
@@ -113,6 +130,14 @@ impl Between {
             }
             Self::MaxPool(pool) => max_pool(&super::value::channels_last(x), pool)?,
             Self::Mean(axis, keep) => mean(&ordered(x), *axis, *keep)?,
+            Self::GlobalMean => global_mean(&ordered(x)),
+            Self::Concat(axis) => {
+                let mut parts = vec![ordered(x)];
+                for part in given {
+                    parts.push(ordered(part.floats()?));
+                }
+                concat(&parts, *axis)?
+            }
             Self::Slice(axis, start, end) => slice(&ordered(x), *axis, *start, *end)?,
         })
     }
@@ -145,6 +170,11 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
         kind.in_place(&mut a.data, std::iter::repeat_n(number, count));
         return Ok(a);
     }
+    if is_gate(&a.shape, &b.shape) {
+        let (mut a, b) = (own(a), ordered(b));
+        gated(kind, &mut a, &b.data);
+        return Ok(a);
+    }
     let (a, b) = (ordered(a), ordered(b));
     if a.shape.ends_with(&b.shape) && !b.data.is_empty() {
         let mut a = own(a);
@@ -154,6 +184,31 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
         return Ok(a);
     }
     broadcast(kind, &a, &b)
+}
+
+/// Whether the second has one number for each channel of the first.
+fn is_gate(of: &[usize], gate: &[usize]) -> bool {
+    of.len() > 2
+        && gate.len() == of.len()
+        && gate[..2] == of[..2]
+        && gate[2..].iter().all(|size| *size == 1)
+        && !of.contains(&0)
+}
+
+fn gated(kind: Arithmetic, x: &mut Floats, gate: &[f32]) {
+    let [_, channels, inner] = extents(&x.shape);
+    if !x.last {
+        for (line, gate) in x.data.chunks_exact_mut(inner).zip(gate) {
+            kind.in_place(line, std::iter::repeat_n(*gate, inner));
+        }
+        return;
+    }
+    let examples = x.data.chunks_exact_mut(channels * inner);
+    for (example, gates) in examples.zip(gate.chunks_exact(channels)) {
+        for line in example.chunks_exact_mut(channels) {
+            kind.in_place(line, gates.iter().copied());
+        }
+    }
 }
 
 fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
@@ -409,6 +464,45 @@ fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {
         true => shape[axis] = 1,
         false => drop(shape.remove(axis)),
     }
+    Ok(Floats::new(shape, data))
+}
+
+fn global_mean(x: &Floats) -> Floats {
+    let [batch, channels, inner] = extents(&x.shape);
+    let mut shape = vec![1; x.shape.len()];
+    shape[..2].copy_from_slice(&[batch, channels]);
+    let mean = |line: &[f32]| line.iter().sum::<f32>() / inner as f32;
+    Floats::new(shape, x.data.chunks(inner.max(1)).map(mean).collect())
+}
+
+fn concat(parts: &[Arc<Floats>], axis: usize) -> Result<Floats, DeployError> {
+    let shapes = || parts.iter().map(|part| &part.shape).collect::<Vec<_>>();
+    let others = |shape: &[usize]| {
+        let mut others = shape.to_vec();
+        (axis < others.len())
+            .then(|| others.remove(axis))
+            .map(|_| others)
+    };
+    let same = others(&parts[0].shape);
+    if same.is_none() || parts.iter().any(|part| others(&part.shape) != same) {
+        return Err(failed(format!(
+            "{:?} one after the other along axis {axis}",
+            shapes()
+        )));
+    }
+    let outer: usize = parts[0].shape[..axis].iter().product();
+    let lines: Vec<usize> = parts
+        .iter()
+        .map(|part| part.shape[axis..].iter().product())
+        .collect();
+    let mut data = Vec::with_capacity(parts.iter().map(|part| part.data.len()).sum());
+    for index in 0..outer {
+        for (part, line) in parts.iter().zip(&lines) {
+            data.extend_from_slice(&part.data[index * line..(index + 1) * line]);
+        }
+    }
+    let mut shape = parts[0].shape.clone();
+    shape[axis] = parts.iter().map(|part| part.shape[axis]).sum();
     Ok(Floats::new(shape, data))
 }
 

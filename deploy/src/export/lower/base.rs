@@ -133,7 +133,8 @@ impl Writer<'_> {
                 self.put("Not", vec![equal], &o.out, vec![]);
             }
             NotEqualElem(o) => {
-                let inputs = vec![self.operand(&o.lhs)?, self.scalar(o.rhs, o.lhs.dtype)?];
+                let rhs = self.scalar_for(&o.out, o.rhs, o.lhs.dtype)?;
+                let inputs = vec![self.operand(&o.lhs)?, rhs];
                 let equal = self.emit("Equal", inputs, "Equal", vec![]);
                 self.put("Not", vec![equal], &o.out, vec![]);
             }

@@ -185,7 +185,7 @@ impl<'a> Writer<'a> {
         rhs: ScalarIr,
         out: &TensorIr,
     ) -> Written {
-        let inputs = vec![self.operand(lhs)?, self.scalar(rhs, lhs.dtype)?];
+        let inputs = vec![self.operand(lhs)?, self.scalar_for(out, rhs, lhs.dtype)?];
         self.put(operator, inputs, out, vec![]);
         Ok(())
     }

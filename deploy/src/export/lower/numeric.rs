@@ -35,7 +35,10 @@ impl Writer<'_> {
                 Ok(())
             }
             RemScalar(o) => {
-                let (x, y) = (self.operand(&o.lhs)?, self.scalar(o.rhs, o.lhs.dtype)?);
+                let (x, y) = (
+                    self.operand(&o.lhs)?,
+                    self.scalar_for(&o.out, o.rhs, o.lhs.dtype)?,
+                );
                 let name = self.remainder(x, y, o.lhs.dtype)?;
                 self.set(&o.out, name);
                 Ok(())

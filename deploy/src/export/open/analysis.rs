@@ -4,10 +4,11 @@ use burn::backend::ir::{
     BaseOperationIr, InterpolateModeIr, ModuleOperationIr, NumericOperationIr, OperationIr,
     SliceOpIr, TensorId, TensorIr,
 };
+use burn::tensor::TensorData;
 use burn_lean_graph::{Graph, Node};
 
 use super::probe::{Sample, made_on_the_host, whole_numbers};
-use super::sizes::Size;
+use super::sizes::{Number, Size};
 use super::{Open, OpenAxis};
 use crate::export::lower::{is_exact, module_of};
 
@@ -72,13 +73,12 @@ impl Analysis<'_> {
     fn given(&mut self, id: TensorId) -> Result<(), String> {
         let graph = self.graph;
         let constant = graph.constants().find(|(other, _)| *other == id);
-        let samples = self.samples.iter();
-        let mut lists: Vec<Vec<i64>> = samples
-            .filter_map(|sample| sample.counted.get(&id).cloned())
-            .collect();
-        if let (false, Some((_, data))) = (lists.is_empty(), constant) {
-            lists.extend(whole_numbers(data));
-            let counted = progression(&lists);
+        let mut samples = self.samples.iter();
+        if let (true, Some((_, data))) = (
+            samples.any(|sample| sample.counted.contains_key(&id)),
+            constant,
+        ) {
+            let counted = self.counted(id, data);
             let counted = counted.ok_or_else(|| made_on_the_host(graph, id, data))?;
             self.open.counted.insert(id, counted);
         }
@@ -90,6 +90,22 @@ impl Analysis<'_> {
         };
         self.open.sizes.insert(id, sizes.ok_or_else(why)?);
         Ok(())
+    }
+
+    /// First number and step of a list that is a count in each recording.
+    fn counted(&mut self, id: TensorId, data: &TensorData) -> Option<(Number, i64)> {
+        let own = whole_numbers(data)?;
+        let of = |sample: &&Sample| sample.counted.get(&id).unwrap_or(&own).clone();
+        let lists: Vec<Vec<i64>> = self.samples.iter().map(of).collect();
+        let step = step(&lists)?;
+        let mut firsts: Vec<Option<i64>> = lists.iter().map(|list| list.first().copied()).collect();
+        // Of none there is none, which is as good as the first of the others where they have one.
+        let same = firsts.iter().flatten().next().copied()?;
+        if firsts.iter().flatten().all(|first| *first == same) {
+            firsts = vec![Some(same); lists.len()];
+        }
+        let firsts = firsts.into_iter().collect::<Option<Vec<i64>>>()?;
+        Some((self.open.known.number(&firsts)?, step))
     }
 
     fn node(&mut self, node: Node<'_>) -> Result<(), String> {
@@ -118,9 +134,29 @@ impl Analysis<'_> {
         Ok(())
     }
 
+    /// The number that an operation has, where it is another one in some of the recordings.
+    fn scalar(&mut self, node: Node<'_>) -> Result<(), &'static str> {
+        let at = node.index();
+        let Some(own) = self.samples[0].scalars.get(&at) else {
+            return Ok(());
+        };
+        let of = |sample: &&Sample| *sample.scalars.get(&at).unwrap_or(own);
+        let values: Vec<i64> = self.samples.iter().map(of).collect();
+        match self.open.known.number(&values).ok_or(COMPUTES)? {
+            Number::Fixed(_) => {}
+            number => {
+                let results = node.operation().outputs().map(|out| out.id);
+                let numbers = results.map(|id| (id, number.clone()));
+                self.open.scalars.extend(numbers);
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a file can tell the sizes that it has to give this operation.
     fn needs(&mut self, node: Node<'_>) -> Result<(), &'static str> {
         use BaseOperationIr::*;
+        self.scalar(node)?;
         match node.operation() {
             OperationIr::BaseFloat(base)
             | OperationIr::BaseInt(base)
@@ -226,34 +262,36 @@ impl Analysis<'_> {
     }
 }
 
-/// First number and step of a count that is as long in each recording as it likes.
-fn progression(lists: &[Vec<i64>]) -> Option<(i64, i64)> {
-    let start = lists.iter().find_map(|list| list.first())?;
-    let step = lists.iter().find_map(|list| match &list[..] {
-        [first, second, ..] => second.checked_sub(*first),
+/// The step of counts that are as long as they like, each from a number of its own.
+fn step(lists: &[Vec<i64>]) -> Option<i64> {
+    let mut pairs = lists.iter().filter_map(|list| match &list[..] {
+        [first, second, ..] => Some(second.checked_sub(*first)),
         _ => None,
-    })?;
+    });
+    // What is at most one number long takes no step.
+    let step = pairs.next().unwrap_or(Some(1))?;
     let is_counted = |list: &Vec<i64>| {
-        let mut numbers = list.iter().enumerate();
-        numbers
-            .all(|(place, number)| *number == start.wrapping_add(step.wrapping_mul(place as i64)))
+        let steps = list.windows(2);
+        steps
+            .into_iter()
+            .all(|two| two[1].checked_sub(two[0]) == Some(step))
     };
-    lists.iter().all(is_counted).then_some((*start, step))
+    lists.iter().all(is_counted).then_some(step)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::progression;
+    use super::step;
 
     #[test]
-    fn counts_of_other_lengths_have_one_start_and_step() {
-        let count = |a: &[i64], b: &[i64]| progression(&[a.to_vec(), b.to_vec()]);
-        assert_eq!(count(&[0], &[0, 1, 2]), Some((0, 1)));
-        assert_eq!(count(&[3, 1], &[3, 1, -1]), Some((3, -2)));
-        assert_eq!(count(&[], &[5, 7]), Some((5, 2)));
-        assert_eq!(count(&[0], &[1, 2]), None);
-        assert_eq!(count(&[1, 0], &[2, 1, 0]), None);
-        // Another start alone: nothing tells the step.
-        assert_eq!(count(&[4], &[6]), None);
+    fn counts_of_other_lengths_and_beginnings_have_one_step() {
+        let of = |a: &[i64], b: &[i64]| step(&[a.to_vec(), b.to_vec()]);
+        assert_eq!(of(&[0], &[0, 1, 2]), Some(1));
+        assert_eq!(of(&[3, 1], &[3, 1, -1]), Some(-2));
+        assert_eq!(of(&[], &[5, 7]), Some(2));
+        assert_eq!(of(&[4], &[6]), Some(1));
+        assert_eq!(of(&[1, 0], &[2, 1, 0]), Some(-1));
+        assert_eq!(of(&[0, 1], &[0, 2]), None);
+        assert_eq!(of(&[0, 1, 3], &[0, 1]), None);
     }
 }

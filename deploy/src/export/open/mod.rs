@@ -15,7 +15,7 @@ use analysis::analyse;
 pub(crate) use probe::without_autodiff;
 use probe::{Sample, resized, with_counts};
 use sizes::Sizes;
-pub(crate) use sizes::{Known, Size};
+pub(crate) use sizes::{Known, Number, Size};
 
 /// The name of the first axis of the inputs.
 const BATCH: &str = "batch";
@@ -76,6 +76,11 @@ impl OpenAxis {
                 size.saturating_sub(2),
                 size / 2,
                 1,
+                // Of what is halved on the way, as a U-Net does, multiples alone may fit.
+                2 * size,
+                3 * size,
+                4 * size,
+                5 * size,
             ],
         };
         let mut seen = HashSet::from([0, size]);
@@ -97,8 +102,10 @@ pub(crate) struct Open {
     sizes: HashMap<TensorId, Vec<Size>>,
     /// The sizes that operations have as numbers, by their positions.
     numbers: HashMap<usize, Vec<Size>>,
+    /// The numbers of operations that are sizes, by their results.
+    scalars: HashMap<TensorId, Number>,
     /// Counts made on the host: their first numbers and steps.
-    counted: HashMap<TensorId, (i64, i64)>,
+    counted: HashMap<TensorId, (Number, i64)>,
     known: Sizes,
     /// Why the batch stays fixed.
     pub(crate) fixed_batch: Option<String>,
@@ -187,10 +194,12 @@ impl Open {
         Ok(open)
     }
 
-    /// Whether the shape of a tensor is open.
+    /// Whether the shape of a tensor is open, or the number that it is computed with.
     pub(crate) fn depends(&self, id: TensorId) -> bool {
         let sizes = self.sizes.get(&id);
         sizes.is_some_and(|sizes| sizes.iter().any(Size::is_open))
+            || self.scalars.contains_key(&id)
+            || self.counted.contains_key(&id)
     }
 
     /// The sizes of a tensor, which has this shape in the recording.
@@ -214,8 +223,13 @@ impl Open {
     }
 
     /// First number and step of a constant that is a count of an open length.
-    pub(crate) fn counted(&self, id: TensorId) -> Option<(i64, i64)> {
-        self.counted.get(&id).copied()
+    pub(crate) fn counted(&self, id: TensorId) -> Option<&(Number, i64)> {
+        self.counted.get(&id)
+    }
+
+    /// The number of the operation with this result, where it is a size.
+    pub(crate) fn scalar(&self, result: TensorId) -> Option<&Number> {
+        self.scalars.get(&result)
     }
 
     pub(crate) fn known(&self, at: usize) -> &Known {
@@ -268,8 +282,14 @@ impl Finder<'_> {
             }
         }
         if samples.len() < axis.needed() {
-            let why = refused.unwrap_or_default();
-            return Err(format!("the forward pass refuses another {name}: {why}"));
+            let (why, needed) = (refused.unwrap_or_default(), axis.needed());
+            return Err(match samples.len() {
+                0 => format!("the forward pass refuses another {name}: {why}"),
+                taken => format!(
+                    "the forward pass takes {taken} other sizes of {name}, of which {needed} are needed: \
+                     record it with one whose neighbours and multiples it takes. Of another {name}: {why}"
+                ),
+            });
         }
         let each = samples.iter().map(|(_, sample)| sample);
         let all: Vec<&Sample> = std::iter::once(&self.own).chain(each).collect();

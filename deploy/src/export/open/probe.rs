@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use burn::backend::ir::{
-    BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, ScalarIr, TensorId, TensorIr,
-    TensorStatus,
+    BaseOperationIr, IrVisitorMut, ModuleOperationIr, NumericOperationIr, OperationIr, ScalarIr,
+    ScalarOpIr, TensorId, TensorIr, TensorStatus,
 };
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
@@ -18,6 +18,8 @@ pub(super) struct Sample {
     pub(super) shapes: HashMap<TensorId, Vec<usize>>,
     /// The sizes that operations have as numbers, by their positions.
     pub(super) numbers: HashMap<usize, Vec<usize>>,
+    /// The whole numbers that operations have, by their positions.
+    pub(super) scalars: HashMap<usize, i64>,
     /// Lists of whole numbers that the forward pass makes on the host, where they are other ones.
     pub(super) counted: HashMap<TensorId, Vec<i64>>,
 }
@@ -111,6 +113,9 @@ impl Sample {
     }
 
     fn note_numbers(&mut self, node: Node<'_>, operation: &OperationIr) {
+        if let Some(number) = scalar_of(&mut operation.clone()).and_then(|o| whole(&o.rhs)) {
+            self.scalars.insert(node.index(), number);
+        }
         let (OperationIr::BaseFloat(base)
         | OperationIr::BaseInt(base)
         | OperationIr::BaseBool(base)) = operation
@@ -194,6 +199,40 @@ pub(super) fn whole_numbers(data: &TensorData) -> Option<Vec<i64>> {
     (is_whole && data.shape().num_dims() == 1).then(|| data.iter::<i64>().collect())
 }
 
+/// The operation, if it has a number that may be a size.
+fn scalar_of(operation: &mut OperationIr) -> Option<&mut ScalarOpIr> {
+    use NumericOperationIr::*;
+    match operation {
+        OperationIr::NumericFloat(_, numeric) | OperationIr::NumericInt(_, numeric) => {
+            match numeric {
+                AddScalar(o) | SubScalar(o) | MulScalar(o) | DivScalar(o) | RemScalar(o)
+                | GreaterElem(o) | GreaterEqualElem(o) | LowerElem(o) | LowerEqualElem(o) => {
+                    Some(o)
+                }
+                _ => None,
+            }
+        }
+        OperationIr::BaseFloat(base) | OperationIr::BaseInt(base) => match base {
+            BaseOperationIr::EqualElem(o) | BaseOperationIr::NotEqualElem(o) => Some(o),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A whole number that a float of 64 bits holds, too.
+fn whole(scalar: &ScalarIr) -> Option<i64> {
+    const LARGEST: i64 = 1 << f64::MANTISSA_DIGITS;
+    let number = match *scalar {
+        ScalarIr::Int(number) => number,
+        ScalarIr::UInt(number) => i64::try_from(number).ok()?,
+        // Beyond what is looked at next a cast is as good as any.
+        ScalarIr::Float(number) => (number.fract() == 0.0).then_some(number as i64)?,
+        ScalarIr::Bool(_) => return None,
+    };
+    (-LARGEST..=LARGEST).contains(&number).then_some(number)
+}
+
 /// What an operation does, whatever the names and sizes of its tensors.
 fn without_sizes(operation: &OperationIr) -> OperationIr {
     struct Anonymous;
@@ -223,6 +262,11 @@ fn without_sizes(operation: &OperationIr) -> OperationIr {
         // It is that of the result.
         OperationIr::Module(ModuleOperationIr::Interpolate(o)) => o.output_size = [1, 1],
         _ => {}
+    }
+    if let Some(o) = scalar_of(&mut operation)
+        && whole(&o.rhs).is_some()
+    {
+        o.rhs = ScalarIr::Int(0);
     }
     operation.visit_mut(&mut Anonymous);
     operation

@@ -22,6 +22,15 @@ impl Size {
     }
 }
 
+/// A whole number that an operation has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Number {
+    /// Always this one.
+    Fixed(i64),
+    /// A size that stays open, or as much below 0.
+    Open { is_negative: bool, size: Size },
+}
+
 /// How a file finds a size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Known {
@@ -79,6 +88,22 @@ impl Sizes {
         };
         self.explained.insert(values.to_vec(), size.clone());
         Some(size)
+    }
+
+    /// What is the number that is this one in the recordings.
+    pub(super) fn number(&mut self, values: &[i64]) -> Option<Number> {
+        let first = *values.first()?;
+        if values.iter().all(|value| *value == first) {
+            return Some(Number::Fixed(first));
+        }
+        let is_negative = values.iter().any(|value| *value < 0);
+        let size = |value: &i64| match is_negative {
+            true => usize::try_from(value.checked_neg()?).ok(),
+            false => usize::try_from(*value).ok(),
+        };
+        let sizes = values.iter().map(size).collect::<Option<Vec<usize>>>()?;
+        let size = self.explain(&sizes)?;
+        Some(Number::Open { is_negative, size })
     }
 
     fn push(&mut self, values: Vec<usize>, known: Known, text: String) -> usize {
@@ -221,7 +246,7 @@ fn line(values: &[i64], by: &[usize]) -> Option<(i64, i64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Size, Sizes};
+    use super::{Number, Size, Sizes};
     use burn::backend::ir::TensorId;
 
     /// Batch and sequence, in five recordings.
@@ -251,6 +276,25 @@ mod tests {
         assert_eq!(text([10, 15, 12, 24, 50]).unwrap(), "batch*(sequence + 1)");
         // Halves.
         assert_eq!(text([2, 2, 2, 5, 4]), None);
+    }
+
+    #[test]
+    fn numbers_are_sizes_or_as_much_below_0() {
+        let mut sizes = sizes();
+        let mut text = |values: [i64; 5]| match sizes.number(&values)? {
+            Number::Fixed(number) => Some(number.to_string()),
+            Number::Open { is_negative, size } => Some(format!(
+                "{}{}",
+                ["", "-"][usize::from(is_negative)],
+                sizes.text(&size)
+            )),
+        };
+        assert_eq!(text([-3; 5]).unwrap(), "-3");
+        assert_eq!(text([4, 4, 5, 11, 9]).unwrap(), "sequence");
+        assert_eq!(text([-3, -3, -4, -10, -8]).unwrap(), "-sequence - 1");
+        // On both sides of 0, and i64::MIN, which has no number above 0.
+        assert_eq!(text([-1, 0, -1, -1, 2]), None);
+        assert_eq!(text([i64::MIN, 0, 0, 0, 0]), None);
     }
 
     #[test]

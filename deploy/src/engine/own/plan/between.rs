@@ -19,6 +19,18 @@ impl<'a> Planner<'a> {
             "Sigmoid" => one(Between::Sigmoid),
             "Tanh" => one(Between::Tanh),
             "Gelu" if node.attributes.is_empty() => one(Between::Gelu),
+            "HardSigmoid" => one(Between::HardSigmoid(
+                float(node, "alpha")?,
+                float(node, "beta")?,
+            )),
+            "LeakyRelu" => one(Between::LeakyRelu(float(node, "alpha")?)),
+            "GlobalAveragePool" => one(Between::GlobalMean),
+            "Concat" => {
+                let axis = usize::try_from(int(node, "axis")?).ok()?;
+                let inputs: Vec<&str> = node.inputs.iter().map(String::as_str).collect();
+                let are_computed = inputs.iter().all(|name| self.constants.get(name).is_none());
+                are_computed.then_some((Between::Concat(axis), inputs))
+            }
             "Add" => self.arithmetic(node, Arithmetic::Add),
             "Sub" => self.arithmetic(node, Arithmetic::Subtract),
             "Mul" => self.arithmetic(node, Arithmetic::Multiply),
