@@ -136,8 +136,8 @@ pub enum GraphError {
     /// The forward pass did something else for another batch.
     #[error(
         "the forward pass of batch {batch} differs from that of batch 0: {found} instead of \
-         {expected}. Batches may differ in shape, not in what is computed: walk over them in \
-         groups of one kind"
+         {expected}. Batches may differ in shape, not in what is computed; a loop over time computes \
+         something else for another length: pad or cut sequences to one length, or take batches of one kind"
     )]
     Differs {
         /// The batch.

@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::LocalKey;
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
@@ -33,9 +34,25 @@ pub trait Hook: Send + Sync {
     /// is called.
     fn role(&self) -> Option<(Role, usize)>;
 
+    /// Whether the model may be used with it: what a record that was loaded says otherwise. Default: it may.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, in a sentence.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Whether it acts on the zeros that a recurrence starts from, too. Default: no, since they
     /// are on every grid and say nothing of a range.
     fn takes_zeros(&self) -> bool {
+        false
+    }
+
+    /// Whether the parts of a tensor that a recurrence reads in its steps go through one by one, since what
+    /// it makes of a part is another thing than a part of what it makes of the whole. Default: no, the whole goes
+    /// through once.
+    fn takes_parts(&self) -> bool {
         false
     }
 
@@ -109,6 +126,8 @@ thread_local! {
     static PASS: Cell<Option<u64>> = const { Cell::new(None) };
     /// Whether casts are noted instead of recorded.
     static NOTES_CASTS: Cell<bool> = const { Cell::new(false) };
+    /// Whether stops are noted in recordings of an evaluation, too.
+    static KEEPS_STOPS: Cell<bool> = const { Cell::new(false) };
     static TASK: RefCell<Option<Task>> = const { RefCell::new(None) };
 }
 
@@ -161,6 +180,16 @@ impl Drop for ForwardPass {
 /// they are passed by.
 pub fn acts_in_recordings<M: Module>(model: &M) -> bool {
     offered(model).iter().any(|one| one.hook.role().is_some())
+}
+
+/// Whether a model may be used with all of its hooks.
+///
+/// # Errors
+///
+/// The path of the first that says otherwise, and what it says.
+pub fn check<M: Module>(model: &M) -> Result<(), (String, String)> {
+    let mut carried = offered(model).into_iter();
+    carried.try_for_each(|one| one.hook.check().map_err(|reason| (one.path, reason)))
 }
 
 /// Offers a hook to whoever walks the model; returns whether it was taken, so that the module's
@@ -246,14 +275,25 @@ fn stand_in_of<const D: usize>(
 /// For a look at what dtypes come to where Burn would refuse to record: all tensors keep one dtype,
 /// and [`Node::noted_cast`](crate::Node::noted_cast) says where a cast would be.
 pub fn noting_casts<T>(record: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
+    with_flag(&NOTES_CASTS, record)
+}
+
+/// Runs `record`, which records forward passes in evaluation mode that are executed with gradients: what
+/// [`stop_gradient`] stops is stopped there, too.
+pub fn keeping_stops<T>(record: impl FnOnce() -> T) -> T {
+    with_flag(&KEEPS_STOPS, record)
+}
+
+/// Sets a flag of this thread meanwhile.
+fn with_flag<T>(flag: &'static LocalKey<Cell<bool>>, run: impl FnOnce() -> T) -> T {
+    struct Restore(&'static LocalKey<Cell<bool>>, bool);
     impl Drop for Restore {
         fn drop(&mut self) {
-            NOTES_CASTS.set(self.0);
+            self.0.set(self.1);
         }
     }
-    let _restore = Restore(NOTES_CASTS.replace(true));
-    record()
+    let _restore = Restore(flag, flag.replace(true));
+    run()
 }
 
 /// In a recording that [notes casts](noting_casts): a tensor that stands for `x` cast to `dtype`, in
@@ -286,7 +326,7 @@ pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Ten
 /// assert_eq!(gradient.into_data().try_to_vec::<f32>().unwrap(), [3.0]);
 /// ```
 pub fn stop_gradient<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if !is_recording() || !x.device().is_autodiff() {
+    if !is_recording() || !(x.device().is_autodiff() || KEEPS_STOPS.get()) {
         return x.detach();
     }
     let output = x.detach().add_scalar(0.0);

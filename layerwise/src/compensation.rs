@@ -115,6 +115,22 @@ impl Compensation {
         }
     }
 
+    /// As [`pass`](Self::pass) in one block: `choose` always sees the values of now.
+    ///
+    /// # Panics
+    ///
+    /// Where there are not as many states as whole rows of weights.
+    pub fn pass_whole<S: Send>(
+        &self,
+        mut weights: Vec<f64>,
+        states: &mut [S],
+        choose: impl Fn(&mut S, usize, &[f64]) -> f64 + Sync,
+    ) {
+        let n = self.order.len();
+        assert_eq!(weights.len(), n * states.len(), "a state for each row");
+        self.pass_block(0..n, &mut weights, states, choose);
+    }
+
     /// One block of [`pass`](Self::pass); weights end with what was chosen.
     pub(crate) fn pass_block<S: Send>(
         &self,
@@ -156,5 +172,45 @@ impl Compensation {
     /// U_jj of the feature of this step, and what is right of it.
     pub(crate) fn upper(&self, step: usize) -> &[f64] {
         &self.factor.lower_column(step)[step..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_one_block_what_is_seen_of_all_later_features_is_of_now() {
+        let (n, zeros) = (200, 150);
+        let hessian = |i: usize, j: usize| match i == j {
+            true => 2.0,
+            false => 1.0 / (1.0 + i.abs_diff(j) as f64),
+        };
+        let order: Vec<usize> = (0..n).collect();
+        let compensation = Compensation::new(order, 0.0, hessian).unwrap();
+        let weights: Vec<f64> = (0..n).map(|at| (at as f64 * 0.37).sin()).collect();
+        // The first ones become 0, the others stay as they are by then.
+        let mut kept = [Vec::new()];
+        compensation.pass(weights.clone(), 1, &mut kept, |kept, step, left| {
+            if step < zeros {
+                return 0.0;
+            }
+            kept.push(left[0]);
+            left[0]
+        });
+        let mut seen = [Vec::new()];
+        compensation.pass_whole(weights, &mut seen, |seen, step, left| {
+            if step < zeros {
+                return 0.0;
+            }
+            if seen.is_empty() {
+                seen.extend_from_slice(left);
+            }
+            left[0]
+        });
+        assert_eq!(seen[0].len(), n - zeros);
+        for (seen, kept) in seen[0].iter().zip(&kept[0]) {
+            assert!((seen - kept).abs() < 1e-12, "{seen} {kept}");
+        }
     }
 }

@@ -201,12 +201,7 @@ impl RoundingProblem<'_> {
         let weights = rows
             .iter()
             .flat_map(|row| order.iter().map(|at| row.optimum[*at]));
-        // Groups of some of the inputs begin anywhere.
-        let together = match order.len() == self.inputs {
-            true => group,
-            false => order.len(),
-        };
-        compensation.pass(weights.collect(), together, &mut rows, |row, step, left| {
+        let choose = |row: &mut &mut Row<'_>, step: usize, left: &[f64]| {
             let at = order[step];
             let of_group = at / group;
             if !keeps_ranges && row.reached != Some(of_group) {
@@ -225,7 +220,13 @@ impl RoundingProblem<'_> {
                 false => range.zero,
             };
             range.value(row.codes[at])
-        });
+        };
+        let weights = weights.collect();
+        // Groups of some of the inputs begin anywhere, and look at all their values then.
+        match keeps_ranges || order.len() == self.inputs {
+            true => compensation.pass(weights, group, &mut rows, choose),
+            false => compensation.pass_whole(weights, &mut rows, choose),
+        }
     }
 
     /// Coordinate descent over codes, and the best scales for them, in turns.

@@ -457,6 +457,43 @@ fn what_is_viewed_in_parts_is_rounded_before() {
 }
 
 /// Operands of a sum are rounded, too, and added as floats.
+/// A step does not know of later ones, in Burn, in an engine and in a file.
+#[test]
+fn each_step_of_a_loop_has_a_range_of_its_own() {
+    let device = Device::flex();
+    let forward = |head: &Head, x: Tensor<3>| {
+        let steps = x.iter_dim(1).map(|x| head.fc.forward(x));
+        Tensor::cat(steps.collect(), 1)
+    };
+    let magnitudes = [1.0, 3.0, 10.0, 100.0, 1e3, 3e4];
+    let magnitudes = Tensor::<1>::from_floats(magnitudes, &device).reshape([1, 6, 1]);
+    let x = tensor::<3>(5, [2, 6, WIDTH], &device) * magnitudes;
+    for scheme in [
+        Scheme::symmetric(NumberFormat::int8()),
+        Scheme::affine(NumberFormat::uint8()),
+    ] {
+        let what = format!("{scheme:?}");
+        let model = prepared(head(&device), scheme, WeightConfig::int(8));
+        let run = |x: Tensor<3>| QuantizedForward::new().run(&model, x, forward).unwrap();
+        let whole = run(x.clone());
+        let alone = (0..6).map(|step| run(x.clone().narrow(1, step, 1)));
+        assert_eq!(
+            values(whole.clone()),
+            values(Tensor::cat(alone.collect(), 1))
+        );
+        let rows = |y: Tensor<3>| y.flatten::<2>(0, 1);
+        let slack = [0.0; 12];
+        for backend in [Backend::Own, Backend::Rten] {
+            let engine = compiled(&model, &x, forward, backend);
+            let found = rows(engine.run(&x).unwrap());
+            assert_rows_agree(&found, &rows(whole.clone()), &slack, &what);
+        }
+        let export = Export::record(&model, &x, forward).unwrap();
+        let exported = export.to_onnx(Form::Qdq).unwrap();
+        for_the_judge(&exported, &x, &whole, None);
+    }
+}
+
 #[test]
 fn operands_that_no_weight_meets_are_rounded_too() {
     let device = Device::flex();

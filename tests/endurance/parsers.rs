@@ -1,6 +1,9 @@
 //! What reads bytes that others wrote, one function for each kind of file: `Ok` where the bytes were
 //! taken, the error where they were refused. The fuzz targets of `fuzz/` call these, too.
 
+#[path = "seals.rs"]
+mod seals;
+
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, Param};
@@ -146,6 +149,16 @@ fn quantized(ptq: &PtqConfig, device: &Device) -> Net {
     quantized.expect("finite numbers").0
 }
 
+/// Parses a safetensors file with the checksum that it should have, so that what is behind the checksum is
+/// reached, and then as it is.
+fn sealed_and_as_it_is(
+    bytes: &[u8],
+    parse: impl Fn(&[u8]) -> Result<(), String>,
+) -> Result<(), String> {
+    drop(parse(&seals::safetensors(bytes)));
+    parse(bytes)
+}
+
 /// Loads a file into the model as it is and as it is prepared, and runs both; refused where both are.
 fn loads<E: std::fmt::Display>(
     bytes: &[u8],
@@ -163,9 +176,8 @@ fn loads<E: std::fmt::Display>(
 }
 
 pub(crate) fn quantized_file(bytes: &[u8]) -> Result<(), String> {
-    loads(bytes, |net, path| {
-        load_safetensors(net, path, Storage::Auto)
-    })
+    let load = |net, path| load_safetensors(net, path, Storage::Auto);
+    sealed_and_as_it_is(bytes, |bytes| loads(bytes, load))
 }
 
 fn quantized_files() -> Vec<Vec<u8>> {
@@ -229,7 +241,7 @@ fn all_compressed_tensors() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn sparse_record(bytes: &[u8]) -> Result<(), String> {
-    let sealed = sealed(bytes);
+    let sealed = seals::record(bytes);
     let mut outcome = Ok(());
     for bytes in [bytes, &sealed] {
         outcome = SparseRecord::from_bytes(bytes)
@@ -243,26 +255,6 @@ pub(crate) fn sparse_record(bytes: &[u8]) -> Result<(), String> {
             });
     }
     outcome
-}
-
-/// The bytes of a sparse record with the length and the checksum that they should have.
-fn sealed(bytes: &[u8]) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    let length = bytes.len() as u64;
-    if let Some(place) = bytes.get_mut(12..20) {
-        place.copy_from_slice(&length.to_le_bytes());
-    }
-    if let Some(content) = bytes.len().checked_sub(4) {
-        let checksum = crc32(&bytes[..content]);
-        bytes[content..].copy_from_slice(&checksum.to_le_bytes());
-    }
-    bytes
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = flate2::Crc::new();
-    crc.update(bytes);
-    crc.sum()
 }
 
 fn pruned(device: &Device) -> Net {
@@ -351,12 +343,14 @@ fn all_json_values() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn oneshot_file(bytes: &[u8]) -> Result<(), String> {
-    let folder = folder(&[("model.safetensors", bytes)]);
-    let path = folder.path().join("model.safetensors");
-    let device = Device::flex();
-    let net = load_compressed(Net::new(&device), path).map_err(said)?;
-    net.model.forward(inputs(&device)).into_data();
-    Ok(())
+    sealed_and_as_it_is(bytes, |bytes| {
+        let folder = folder(&[("model.safetensors", bytes)]);
+        let path = folder.path().join("model.safetensors");
+        let device = Device::flex();
+        let net = load_compressed(Net::new(&device), path).map_err(said)?;
+        net.model.forward(inputs(&device)).into_data();
+        Ok(())
+    })
 }
 
 fn compress(preset: &str, state: Option<PathBuf>) -> Result<Vec<u8>, String> {
@@ -384,9 +378,11 @@ const BLOCKS: [&str; 2] = ["manifest.json", "block-0000.safetensors"];
 
 pub(crate) fn oneshot_state(bytes: &[u8]) -> Result<(), String> {
     let [manifest, block] = parts(bytes);
-    let files = BLOCKS.into_iter().zip([manifest, block]);
-    let folder = folder(&files.collect::<Vec<_>>());
-    compress("w4a16-g3", Some(folder.path().into())).map(|_| ())
+    sealed_and_as_it_is(block, |block| {
+        let files = BLOCKS.into_iter().zip([manifest, block]);
+        let folder = folder(&files.collect::<Vec<_>>());
+        compress("w4a16-g3", Some(folder.path().into())).map(|_| ())
+    })
 }
 
 fn oneshot_states() -> Vec<Vec<u8>> {
@@ -415,7 +411,11 @@ const STAGE: [&str; 2] = ["stage-1/model.bpk", "stage-1/stage.json"];
 
 pub(crate) fn prune_stage(bytes: &[u8]) -> Result<(), String> {
     let [model, stage] = parts(bytes);
-    let checksums = format!("{{\"model\":{},\"stage\":{}}}", crc32(model), crc32(stage));
+    let checksums = format!(
+        "{{\"model\":{},\"stage\":{}}}",
+        seals::crc32(model),
+        seals::crc32(stage)
+    );
     let checksums = ("stage-1/checksums.json", checksums.as_bytes());
     let folder = folder(&[(STAGE[0], model), (STAGE[1], stage), checksums]);
     prune(folder.path())
@@ -434,7 +434,7 @@ pub(crate) fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     let [model, optimizer, scaler] = parts(bytes);
     let contents = [model, optimizer, scaler];
     let listed = CHECKPOINT.iter().zip(contents).map(|(name, bytes)| {
-        let (length, crc32) = (bytes.len(), crc32(bytes));
+        let (length, crc32) = (bytes.len(), seals::crc32(bytes));
         format!("{{\"name\":\"{name}\",\"bytes\":{length},\"crc32\":{crc32}}}")
     });
     let listed = listed.collect::<Vec<_>>().join(",");
@@ -578,8 +578,13 @@ const STATE: [&str; 3] = ["run.json", "0-train/model.bpk", "0-train/stage.toml"]
 
 pub(crate) fn recipe_state(bytes: &[u8]) -> Result<(), String> {
     let [begun, model, stage] = parts(bytes);
-    let folder = folder(&[(STATE[0], begun), (STATE[1], model), (STATE[2], stage)]);
-    run(folder.path())
+    let parse = |stage: &[u8]| {
+        let folder = folder(&[(STATE[0], begun), (STATE[1], model), (STATE[2], stage)]);
+        run(folder.path())
+    };
+    // What reads it does not panic; what comes of it is of the file as it is.
+    drop(parse(&seals::stage(stage, model)));
+    parse(stage)
 }
 
 fn recipe_states() -> Vec<Vec<u8>> {

@@ -9,9 +9,10 @@ use burn::nn::{PaddingConfig1d, PaddingConfig2d, loss::CrossEntropyLossConfig};
 use burn::tensor::activation::{gelu, relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
-    Batch, FisherConfig, Masks, Selection,
+    Batch, FisherConfig, Masks, PruneError, Selection,
     fisher::{FisherReport, GradientMethod},
 };
+use burn_lean::stop_gradient;
 
 use crate::support::{each_device, on_each, tensor, with_numbers};
 
@@ -155,6 +156,51 @@ fn sequences_and_weights_that_are_used_twice_do_too() {
             close(&batched, &plain);
         }
     });
+}
+
+/// A bootstrapped target, of which few examples have one: no gradient goes there.
+#[test]
+fn what_a_loss_stops_is_stopped_in_one_pass_too() {
+    each_device(|target| {
+        let net = with_numbers(LinearConfig::new(3, 2).init(&target.device), 1);
+        let loss = |net: &Linear, batch: &(Tensor<2>, Tensor<2>, Tensor<2>)| {
+            let (x, next, live) = batch.clone();
+            let target = stop_gradient(net.forward(next)) * live * 10.0 + 1.0;
+            (net.forward(x) - target).square().mean()
+        };
+        let of = |seed| tensor::<2>(seed, [16, 3], &target.device);
+        let live = of(3).slice([0..16, 0..1]).greater_elem(0.8).float();
+        let batch = (of(1), of(2), live);
+        let (batched, plain, report) = both(&net, loss, batch, 1, None);
+        assert_eq!((report.fallback, report.batched_rows), (None, 16));
+        close(&batched, &plain);
+    });
+}
+
+/// A contrastive loss of one example is a constant.
+#[test]
+fn gradients_that_are_all_zero_are_refused() {
+    let device = Device::flex();
+    let net = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
+    let loss = |net: &Linear, x: &Tensor<2>| {
+        let y = net.forward(x.clone());
+        (y.clone() - y.mean_dim(0)).square().mean()
+    };
+    let selection = Selection::of(&net, None).unwrap();
+    let collect = |config: FisherConfig| {
+        let x = tensor::<2>(1, [8, 3], &device);
+        config.collect(&net, &selection, loss, [x])
+    };
+    let error = collect(FisherConfig::new(8)).map(|_| ()).unwrap_err();
+    assert_matches!(
+        error,
+        PruneError::InvalidConfig {
+            field: "batch_size",
+            ..
+        }
+    );
+    assert_says!(error, "with_batch_size");
+    assert!(collect(FisherConfig::new(2).with_batch_size(4)).is_ok());
 }
 
 #[test]

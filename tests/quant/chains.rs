@@ -2,19 +2,22 @@
 
 use burn::module::{Lora, LoraAdapter, Module, Param};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{Mask, Masks, masks::ParameterMask};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, Rounding, RoundingConfig,
-    Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit, compare,
-    deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
-    qat::AttachQuantizers, quantized_weights, rounding::AdaRoundConfig, save_safetensors,
+    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, PtqConfig, PtqMode, QatConfig,
+    QuantizedForward, Rounding, RoundingConfig, Storage, Unsupported, WeightConfig,
+    WeightGranularity, WeightQuantizer, audit, compare, deploy::Outcome, inspect::Coverage,
+    load_safetensors, module::LayerInputs, qat::AttachQuantizers, quantized_weights,
+    rounding::AdaRoundConfig, save_safetensors,
 };
 use burn_lean::reparam::{
-    Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,
+    AttachError, Chain, ChainReparameterizer, PathMapper, Trail, attach, attach_behind, find,
+    map_with_path,
 };
 
 use crate::support::{each_device, on_each, scratch, tensor, values};
@@ -400,6 +403,54 @@ fn an_adapter_behind_the_quantizer_stays() {
         .unwrap();
     assert!(chain.second.is_some());
     assert_eq!(values(converted.fc1.weight.val()), expected);
+}
+
+/// QLoRA: codes that were chosen on data, and adapters that are trained behind them.
+#[test]
+fn adapters_go_behind_weights_that_were_quantized_before() {
+    let device = Device::flex();
+    let x = tensor::<2>(5, [32, INPUTS], &device);
+    let ptq = PtqConfig::new()
+        .with_mode(PtqMode::WeightOnly)
+        .with_quantize(QatConfig::new().with_weight(WeightConfig::int(4)))
+        .with_progress(false);
+    let calibrate = |net: &Net, x| net.forward(x);
+    let (net, _) = ptq
+        .quantize_for(Net::new(&device), || [x.clone()], calibrate)
+        .unwrap();
+    let codes = quantized_weights(&net).unwrap();
+    let before = values(net.forward(x.clone()));
+    let frozen = net.no_grad();
+    let adapted = attach_behind::<WeightQuantizer, _, _>(frozen, Lora::new(2, 4.0)).unwrap();
+    // An adapter begins at nothing.
+    assert_eq!(values(adapted.forward(x.clone())), before);
+    let training = device.clone().autodiff();
+    let (mut net, mut optim) = (
+        adapted.to_device(&training).train(),
+        SgdConfig::new().init(),
+    );
+    let x = Tensor::from_data(x.into_data(), &training);
+    let run = |net: &Net, x: Tensor<2>| {
+        let loss = |net: &Net, x| (net.forward(x) - 1.0).square().mean();
+        QuantizedForward::new().run(net, x, loss).unwrap()
+    };
+    let first = run(&net, x.clone()).into_scalar::<f32>();
+    for _ in 0..20 {
+        let loss = run(&net, x.clone());
+        let grads = GradientsParams::from_grads(loss.backward(), &net);
+        net = optim.step(0.05, net, grads);
+    }
+    assert!(run(&net, x.clone()).into_scalar::<f32>() < 0.9 * first);
+    // The codes are those that were chosen.
+    assert_eq!(quantized_weights(&net.valid()).unwrap(), codes);
+    let (converted, _) = ConvertConfig::new().convert(net.clone()).unwrap();
+    let x = x.inner();
+    assert_eq!(
+        values(converted.forward(x.clone())),
+        values(net.valid().forward(x))
+    );
+    let again = attach_behind::<WeightQuantizer, _, _>(net, Lora::new(2, 4.0)).unwrap_err();
+    assert_matches!(again.error(), AttachError::AlreadyAttached { .. });
 }
 
 #[test]

@@ -168,6 +168,17 @@ fn activations_that_no_quantizer_can_have_are_refused() {
             "{field} {value}: {error}"
         );
     }
+    // A model without quantizers has nothing to compare with.
+    let mut three = activations.clone();
+    let code = known["zero_point"][0].clone();
+    let entry = three.get_mut(first).unwrap();
+    entry["scale"] = json!([0.5, 0.5, 0.5]);
+    entry["zero_point"] = json!([code, code, code]);
+    let mut other = metadata.clone();
+    other.insert("activations".into(), json!(three).to_string());
+    std::fs::write(&path, with(&bytes, other)).unwrap();
+    let rejected = load_safetensors(Net::new(&device), &path, Storage::Auto).unwrap_err();
+    assert_says!(rejected.error(), "one number for a tensor");
     for value in [json!([null]), json!("0.5"), json!(null)] {
         assert_matches!(changed("scale", value), QuantError::File { .. });
     }

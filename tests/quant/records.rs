@@ -2,12 +2,14 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn_lean::amp::{AmpError, Autocast, Checkpoints, GradScalerConfig, LossScale};
 use burn_lean::quant::{
     FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, Override,
-    QatConfig, QuantError, Rounding, RoundingConfig, Scheme, Storage, WeightConfig, calibrate,
-    format::ScaleRounding, load_record, load_safetensors, module::LayerInputs, quantized_weights,
-    save_safetensors,
+    QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig, Scheme, Storage,
+    WeightConfig, calibrate, format::ScaleRounding, load_record, load_safetensors,
+    module::LayerInputs, module::quantizers, quantized_weights, save_safetensors,
 };
 
 use crate::support::{on_each, on_tracked, scratch, tensor, values, with_numbers};
@@ -87,6 +89,48 @@ fn a_record_of_another_scheme_leaves_the_running_statistics_as_they_are() {
     assert!(rejected.error().to_string().contains("INT4 narrow"));
     let mean = rejected.into_value().norm.running_mean.value();
     assert_eq!(values(mean), [0.0; 8]);
+}
+
+/// Burn asks for no scheme, nor does a checkpoint's record: whoever loads or uses the model says it.
+#[test]
+fn a_checkpoint_of_another_scheme_is_refused_and_a_model_with_one_does_not_run() {
+    let device = Device::flex().autodiff();
+    let prepare = |bits| {
+        let config = QatConfig::new().with_weight(WeightConfig::int(bits));
+        config.prepare(Normed::new(&device)).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    let scaler = GradScalerConfig::new(LossScale::None).init().unwrap();
+    let optim = || SgdConfig::new().init();
+    let x = tensor::<2>(2, [4, 8], &device);
+    let forward = |model: &Normed, x| model.linear.forward(model.norm.forward(x));
+    let saved = prepare(8);
+    QuantizedForward::new()
+        .run(&saved, x.clone(), forward)
+        .unwrap();
+    checkpoints.save(3, &saved, &optim(), &scaler).unwrap();
+    let rejected = checkpoints
+        .load(3, prepare(4), optim())
+        .map(|_| ())
+        .unwrap_err();
+    assert_matches!(rejected.error(), AmpError::Record { .. });
+    assert_says!(rejected.error(), "linear.weight", "INT4 narrow");
+    // It came back as it was, and nobody has called its quantizers.
+    let back = rejected.into_value();
+    let called = |model: &Normed| {
+        quantizers(model)
+            .iter()
+            .any(|one| one.quantizer.was_called())
+    };
+    assert!(!called(&back));
+    assert!(checkpoints.load(3, prepare(8), optim()).is_ok());
+
+    let loaded = prepare(4).load_record(saved.into_record());
+    let error = QuantizedForward::new().run(&loaded, x.clone(), forward);
+    assert_says!(error.unwrap_err(), "another scheme");
+    let error = Autocast::new(FloatDType::BF16).run(&loaded, x, forward);
+    assert_says!(error.unwrap_err(), "another scheme");
 }
 
 #[test]

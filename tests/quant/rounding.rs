@@ -330,6 +330,8 @@ fn patches_times_the_weight_are_the_convolution() {
             let x = tensor::<4>(3, [2, 4, 7, 6], device);
             let expected = conv.forward(x.clone());
             let [batch, channels, height, width] = expected.dims();
+            let nothing = patches(&conv, Tensor::zeros([0, 4, 7, 6], device));
+            assert_eq!(nothing[1].dims(), [0, 12]);
             let weight = conv.weight.val();
             let products = patches(&conv, x)
                 .into_iter()

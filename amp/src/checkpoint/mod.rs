@@ -14,6 +14,7 @@ use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
+use burn_lean_graph::hooks::check;
 use burn_lean_reparam::{Rejected, settle};
 use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
@@ -271,6 +272,9 @@ impl Checkpoints {
             // is refused half way would change the caller's. `valid` copies them.
             let trial = model.valid().try_load_record(record.clone());
             let trial = trial.map_err(refused)?;
+            check(&trial).map_err(|(path, reason)| {
+                damaged(&folder.join(MODEL), &format!("`{path}`: {reason}"))
+            })?;
             let optim = load_state(optim(&trial), state, &folder.join(OPTIMIZER))?;
             let loaded = model.clone().try_load_record(record).map_err(refused)?;
             scaler.remember_statistics(&loaded);

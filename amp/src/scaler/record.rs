@@ -70,7 +70,7 @@ impl GradScaler {
     ///
     /// An F16 run can be resumed in BF16: a static scale of 1, which [`LossScale::for_dtype`] gives for it,
     /// takes the state of a run with any other scale. Its own scale stays 1, `steps` and `skipped_steps` go
-    /// on, and `consecutive_skips` is 0. [`LossScale::None`] ignores the state. The other way
+    /// on, and `consecutive_skips` is 0. Of [`LossScale::None`], too, `steps` and `skipped_steps` go on. The other way
     /// round, the state of a run without loss scale is refused: begin with the first scale instead.
     ///
     /// # Errors
@@ -80,10 +80,11 @@ impl GradScaler {
     /// scale, or outside of floor and ceiling.
     pub fn load_state(&mut self, state: LossScaleState) -> Result<(), AmpError> {
         let state = state.continued(&self.config.loss_scale)?;
-        if self.config.loss_scale != LossScale::None {
-            self.state = state;
-            self.scaled_by = None;
-        }
+        self.state = match self.config.loss_scale {
+            LossScale::None => state.restarted(&LossScale::None),
+            _ => state,
+        };
+        self.scaled_by = None;
         Ok(())
     }
 }

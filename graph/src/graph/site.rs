@@ -127,6 +127,8 @@ pub struct HookInfo {
     pub name: &'static str,
     /// Whether it also acts on the zeros that a recurrence starts from.
     pub takes_zeros: bool,
+    /// Whether parts of a tensor go through one by one.
+    pub takes_parts: bool,
     /// Whether the forward pass calls it by itself; where it does not, it acts at its site.
     pub is_called: bool,
 }

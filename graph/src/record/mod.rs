@@ -293,6 +293,7 @@ fn info(carried: &hooks::Carried) -> HookInfo {
         }),
         name: carried.hook.name(),
         takes_zeros: carried.hook.takes_zeros(),
+        takes_parts: carried.hook.takes_parts(),
         is_called: false,
     }
 }

@@ -14,7 +14,7 @@ use crate::graph::views::keeps_all;
 /// itself, between the site's tensors and what reads them there.
 ///
 /// A tensor of which a recurrence reads a part in each of its steps is passed through the hook as a
-/// whole, once.
+/// whole, once, unless the hook takes parts.
 pub(crate) fn insert(graph: &mut Graph) {
     let mut hooks: HashMap<_, Vec<usize>> = HashMap::default();
     for (index, hook) in graph.hooks.iter().enumerate() {
@@ -141,7 +141,8 @@ impl<'a> Insertion<'a> {
 
     /// The operands are what the hook makes of them.
     fn before_operands(&mut self, hook: usize, uses: &[SiteUse]) {
-        if let Some(root) = self.root_of_parts(uses) {
+        let goes_whole = !self.graph.hooks[hook].takes_parts;
+        if let Some(root) = goes_whole.then(|| self.root_of_parts(uses)).flatten() {
             self.at_root(hook, uses, &root);
             return;
         }

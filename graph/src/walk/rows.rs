@@ -80,6 +80,10 @@ impl Kernel {
         let out = positions(self, &shape);
         let positions: usize = out.iter().product();
         let elements: usize = self.size.iter().product();
+        if count == 0 {
+            let shape = Shape::new([0, channels * elements]);
+            return Tensor::from_dispatch(Dispatch::float_reshape(x, shape));
+        }
         let x = match self.padding.iter().all(|pad| *pad == (0, 0)) {
             true => x,
             false => {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
+use tracing::warn;
 
 use crate::fisher::per_example::{GivenUp, PerExample};
 use crate::fisher::plain_rows::PlainRows;
@@ -101,6 +102,16 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         }
         bar.finish_and_clear();
         let (gradients, sketch) = sink.finish()?;
+        let unreached = source.plain.unreached();
+        for path in &unreached {
+            warn!(
+                path,
+                "the loss does not depend on it, so that zeros there cost nothing: a parameter group leaves it \
+                 out"
+            );
+        }
+        let zero_columns = self.zero_columns(&gradients, free)?;
+        self.check_information(&zero_columns)?;
         let report = FisherReport {
             samples: n,
             batch_size: m,
@@ -108,10 +119,10 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             on_disk: gradients.is_on_disk(),
             sketch,
             loss: f64::from(read(Tensor::cat(losses, 0).sum())?[0]),
-            unreached: source.plain.unreached(),
+            unreached,
             batched_rows: source.batched_rows,
             fallback: source.fallback,
-            zero_columns: self.zero_columns(&gradients, free)?,
+            zero_columns,
             seconds: start.elapsed().as_secs_f64(),
         };
         Ok((Fisher { gradients, report }, rest))
@@ -178,6 +189,23 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         match self.selection.layout().layer_at(index) {
             Some(layer) => (layer.path.clone(), index - layer.offset),
             None => (String::new(), index),
+        }
+    }
+
+    /// Refuses gradients that are all zero: every support would be as good as any.
+    fn check_information(&self, zero_columns: &[(String, usize)]) -> Result<(), PruneError> {
+        let zeros: usize = zero_columns.iter().map(|(_, count)| count).sum();
+        match zeros == self.selection.layout().len() {
+            false => Ok(()),
+            true => Err(PruneError::InvalidConfig {
+                field: "batch_size",
+                value: format!(
+                    "{}: no weight has a gradient in any sample",
+                    self.config.batch_size
+                ),
+                expected: "a loss that depends on the weights; of a loss across examples, as contrastive ones \
+                           are, several of them to a sample (`FisherConfig::with_batch_size`)",
+            }),
         }
     }
 

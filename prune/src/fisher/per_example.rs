@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
+use burn_lean_graph::hooks::keeping_stops;
 use burn_lean_graph::{AsRecorded, GraphError};
 use burn_lean_reparam::each_float;
 use rand::SeedableRng;
@@ -144,7 +145,8 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
     /// One forward and one backward pass.
     fn pass(&self, batch: &B, batch_size: usize) -> Result<Pass, String> {
         let of_graph = |error: GraphError| error.to_string();
-        let recording = record_loss(&self.model, self.loss, batch).map_err(of_graph)?;
+        let recording = keeping_stops(|| record_loss(&self.model, self.loss, batch));
+        let recording = recording.map_err(of_graph)?;
         let uses = uses(
             recording.graph(),
             self.selection,

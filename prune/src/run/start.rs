@@ -71,9 +71,10 @@ impl PrunerConfig {
                     more.iter()
                         .map(|(name, value)| (*name, Value::from(*value))),
                 );
-                // Where numbers lie does not change them.
+                // Where numbers lie does not change them, nor whether somebody looks on.
                 let mut config = self.clone().with_state(None);
                 config.fisher.on_disk = None;
+                config.fisher.progress = true;
                 Some(StageStore::new(folder, &config, attached(model), run)?)
             }
             None => None,

@@ -167,9 +167,8 @@ impl Control {
             2 => Some(Dequantize::EveryUse),
             _ => None,
         };
-        if values[12] != 0 {
-            self.call();
-        }
+        // Of its own: copies that were not loaded are asked for themselves.
+        self.called = Arc::new((self.was_called() || values[12] != 0).into());
         self.foreign = None;
     }
 }

@@ -10,7 +10,7 @@ use burn_lean_graph::hooks::{self, Hook, HookedAt};
 use crate::module::listen::listener::Listener;
 use crate::module::listen::shown_inputs::ShownInputs;
 use crate::module::on_tape::on_tape;
-use crate::{FakeQuantize, QuantError};
+use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError};
 
 /// A quantizer of a model that is recorded or executed; it shares the state of the model's own.
 struct Hooked(FakeQuantize);
@@ -55,11 +55,22 @@ impl Hook for Hooked {
         self.0.role().filter(|(role, _)| *role != Role::Weight)
     }
 
+    fn check(&self) -> Result<(), String> {
+        self.0.check().map_err(|error| error.to_string())
+    }
+
+    /// A range that is that of the values at hand is one of each step; a row has its own in either case.
+    fn takes_parts(&self) -> bool {
+        let is_of_these_values = self.0.config().observer == ObserverConfig::Memoryless;
+        is_of_these_values && self.0.scheme().granularity != Granularity::PerToken
+    }
+
     fn freezes_batch_norm(&self) -> bool {
         self.0.schedule().freezes_batch_norm(self.0.step())
     }
 
     fn apply(&self, tensor: DispatchTensor, at: &HookedAt<'_>) -> Result<DispatchTensor, String> {
+        self.check()?;
         let quantized = match tensor.shape().num_dims() {
             1 => self.quantize::<1>(tensor, &at.device),
             2 => self.quantize::<2>(tensor, &at.device),

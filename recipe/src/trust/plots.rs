@@ -37,10 +37,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 fn diagram(area: &Area<'_>, side: &Side, color: RGBColor) -> Result<(), RecipeError> {
     let most = side.reliability.iter().map(|bin| bin.examples).max();
     let most = most.unwrap_or(1).max(1);
-    let title = format!(
-        "{}: ECE {:.3} (grey: examples, at most {most})",
-        side.stage, side.ece
-    );
+    let title = format!("{}: ECE {:.3}", side.stage, side.ece);
+    let along = format!("confidence (grey: examples, at most {most})");
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 17))
         .margin(12)
@@ -52,7 +50,7 @@ fn diagram(area: &Area<'_>, side: &Side, color: RGBColor) -> Result<(), RecipeEr
     chart
         .configure_mesh()
         .light_line_style(WHITE)
-        .x_desc("confidence")
+        .x_desc(along)
         .y_desc("accuracy")
         .x_label_formatter(&label)
         .y_label_formatter(&label)

@@ -60,6 +60,8 @@ impl FakeQuantize {
         }
         self.tap(&x);
         let state = self.lock();
+        self.check_record(&state)
+            .map_err(|error| error.at(&self.path))?;
         let phase = state.control.phase();
         if phase == Phase::Off {
             return Ok(x);

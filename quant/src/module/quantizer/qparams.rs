@@ -117,7 +117,7 @@ impl FakeQuantize {
             .map_err(|error| error.at(&self.path))
     }
 
-    fn check_record(&self, state: &State) -> Result<(), QuantError> {
+    pub(super) fn check_record(&self, state: &State) -> Result<(), QuantError> {
         match state.control.foreign {
             None => Ok(()),
             Some(_) => Err(QuantError::ForeignScheme {
