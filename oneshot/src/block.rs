@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
 use burn_lean_reparam::each_float;
 
-use crate::structure::Structure;
+use crate::structure::{Producer, Structure};
 use crate::{OneShotError, Preset};
 
 /// A weight that is compressed.
@@ -30,16 +30,6 @@ pub(crate) struct Group {
     pub(crate) layers: Vec<Layer>,
     /// Where its input is produced, if factors can move there.
     pub(crate) producer: Option<Producer>,
-}
-
-/// What divides the features that a group reads: parameters with one number for each of them, and
-/// rows of a matrix.
-#[derive(Debug, Clone)]
-pub(crate) struct Producer {
-    pub(crate) vectors: Vec<String>,
-    pub(crate) matrix: Option<Box<Product>>,
-    /// The first operation that reads one of them.
-    pub(crate) first: usize,
 }
 
 /// Layers under one path.
@@ -155,8 +145,9 @@ pub(crate) fn blocks<O: Tensors>(
     for block in &mut blocks {
         let own: HashSet<usize> = block.layers().map(|layer| layer.product.node).collect();
         for group in &mut block.groups {
+            let products: Vec<&Product> = group.layers.iter().map(|one| &one.product).collect();
             // What was compressed with an earlier block stays as it is.
-            group.producer = structure.producer(group).filter(|producer| {
+            group.producer = structure.producer(&products).filter(|producer| {
                 let matrix = producer.matrix.as_ref();
                 matrix.is_none_or(|product| own.contains(&product.node))
                     && before.is_none_or(|before| producer.first > before)
