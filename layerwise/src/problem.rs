@@ -93,57 +93,19 @@ impl LayerProblem {
     /// [`LayerwiseError::Mismatch`], [`LayerwiseError::NotFinite`], [`LayerwiseError::Invalid`];
     /// [`LayerwiseError::NoRows`]; [`LayerwiseError::NotPositiveDefinite`] with too little ridge.
     pub fn new(gram: &Gram, dense: &[f32], config: &ProblemConfig) -> Result<Self, LayerwiseError> {
-        let d = gram.features();
-        let o = dense.len() / d.max(1);
-        same("weights in whole rows", o * d, dense.len())?;
-        finite("the dense weights", dense)?;
-        if gram.outputs() > 0 {
-            same("outputs of the targets", o, gram.outputs())?;
-        }
-        if gram.rows() == 0 {
-            return Err(LayerwiseError::NoRows);
-        }
-        let refuse = |field, value: f64, expected| {
-            Err(LayerwiseError::Invalid {
-                field,
-                value: value.to_string(),
-                expected,
-            })
-        };
-        if !(config.ridge >= 0.0 && config.ridge.is_finite()) {
-            return refuse("ridge", config.ridge, "finite and at least 0");
-        }
-        let importance = config.importance.clone().unwrap_or_else(|| vec![1.0; o]);
-        same("importances of outputs", o, importance.len())?;
-        let positive = |weight: &&f64| !(**weight > 0.0 && weight.is_finite());
-        if let Some(weight) = importance.iter().find(positive) {
-            return refuse("importance", *weight, "finite and above 0");
-        }
+        let (d, o) = (gram.features(), dense.len() / gram.features().max(1));
+        let importance = checked(gram, dense, config)?;
         let dead = gram.dead_features(config.centered);
         let mut moments = gram.moments(config.centered);
-        let live = (d - dead.len()).max(1) as f64;
-        let diagonal: f64 = (0..d)
-            .filter(|j| dead.binary_search(j).is_err())
-            .map(|j| moments.xx[(j, j)])
-            .sum();
-        let lambda = config.ridge * diagonal / live;
-        for at in &dead {
-            for j in 0..d {
-                moments.xx[(*at, j)] = 0.0;
-                moments.xx[(j, *at)] = 0.0;
-            }
-            moments.xx[(*at, *at)] = 1.0;
-        }
-        for j in 0..d {
-            moments.xx[(j, j)] += lambda;
-        }
+        let lambda = make_hessian(&mut moments.xx, &dead, config.ridge);
         let w0 = Mat::from_fn(d, o, |j, row| match dead.binary_search(&j) {
             Ok(_) => 0.0,
             Err(_) => f64::from(dense[row * d + j]),
         });
+        let has_targets = gram.outputs() > 0;
         let mut linear = Mat::<f64>::zeros(d, o);
         let mut constant = vec![0.0; o];
-        let pull = match (gram.outputs() > 0, config.pull) {
+        let pull = match (has_targets, config.pull) {
             (true, Pull::Dense) => lambda,
             (true, Pull::Zero) => 0.0,
             (false, pull) => {
@@ -162,30 +124,20 @@ impl LayerProblem {
             }
         };
         for row in 0..o {
-            if gram.outputs() == 0 {
-                constant[row] = (0..d).map(|j| linear[(j, row)] * w0[(j, row)]).sum();
-            } else {
-                constant[row] = moments.yy[row];
-            }
+            constant[row] = match has_targets {
+                true => moments.yy[row],
+                false => (0..d).map(|j| linear[(j, row)] * w0[(j, row)]).sum(),
+            };
             for j in 0..d {
                 let w = w0[(j, row)];
-                if gram.outputs() > 0 && dead.binary_search(&j).is_err() {
+                if has_targets && dead.binary_search(&j).is_err() {
                     linear[(j, row)] = moments.xy[(j, row)];
                 }
                 linear[(j, row)] += pull * w;
                 constant[row] += pull * w * w;
             }
         }
-        let mut weighted = constant.iter().zip(&importance);
-        if let Some(index) = weighted.position(|(c, weight)| !(c * weight).is_finite()) {
-            let what = "the square of the outputs, with ridge and importance,";
-            return Err(LayerwiseError::NotFinite { what, index });
-        }
-        // Products of a chunk of rows are summed in F32.
-        if let Some(index) = (0..o * d).find(|at| !linear[(at % d, at / d)].is_finite()) {
-            let what = "the sum of products of inputs and targets";
-            return Err(LayerwiseError::NotFinite { what, index });
-        }
+        check_sums(&linear, &constant, &importance)?;
         let factor = Factor::new(moments.xx.as_ref(), lambda)?;
         let means = config.centered.then(|| (gram.mean(), gram.target_mean()));
         Ok(Self {
@@ -374,6 +326,79 @@ impl LayerProblem {
     pub(crate) fn with_matrix(self, hessian: Vec<f64>) -> Self {
         Self { hessian, ..self }
     }
+}
+
+/// The importances of outputs; refuses what makes no problem.
+fn checked(gram: &Gram, dense: &[f32], config: &ProblemConfig) -> Result<Vec<f64>, LayerwiseError> {
+    let d = gram.features();
+    let o = dense.len() / d.max(1);
+    same("weights in whole rows", o * d, dense.len())?;
+    finite("the dense weights", dense)?;
+    if gram.outputs() > 0 {
+        same("outputs of the targets", o, gram.outputs())?;
+    }
+    if gram.rows() == 0 {
+        return Err(LayerwiseError::NoRows);
+    }
+    let refuse = |field, value: f64, expected| {
+        Err(LayerwiseError::Invalid {
+            field,
+            value: value.to_string(),
+            expected,
+        })
+    };
+    if !(config.ridge >= 0.0 && config.ridge.is_finite()) {
+        return refuse("ridge", config.ridge, "finite and at least 0");
+    }
+    let importance = config.importance.clone().unwrap_or_else(|| vec![1.0; o]);
+    same("importances of outputs", o, importance.len())?;
+    let positive = |weight: &&f64| !(**weight > 0.0 && weight.is_finite());
+    if let Some(weight) = importance.iter().find(positive) {
+        return refuse("importance", *weight, "finite and above 0");
+    }
+    Ok(importance)
+}
+
+/// Makes H of XᵀX/n: dead features with a diagonal of their own, and λ, which comes back.
+fn make_hessian(xx: &mut Mat<f64>, dead: &[usize], ridge: f64) -> f64 {
+    let d = xx.nrows();
+    let live = (d - dead.len()).max(1) as f64;
+    let diagonal: f64 = (0..d)
+        .filter(|j| dead.binary_search(j).is_err())
+        .map(|j| xx[(j, j)])
+        .sum();
+    let lambda = ridge * diagonal / live;
+    for at in dead {
+        for j in 0..d {
+            xx[(*at, j)] = 0.0;
+            xx[(j, *at)] = 0.0;
+        }
+        xx[(*at, *at)] = 1.0;
+    }
+    for j in 0..d {
+        xx[(j, j)] += lambda;
+    }
+    lambda
+}
+
+/// Refuses sums that are not finite.
+fn check_sums(
+    linear: &Mat<f64>,
+    constant: &[f64],
+    importance: &[f64],
+) -> Result<(), LayerwiseError> {
+    let (d, o) = (linear.nrows(), linear.ncols());
+    let mut weighted = constant.iter().zip(importance);
+    if let Some(index) = weighted.position(|(c, weight)| !(c * weight).is_finite()) {
+        let what = "the square of the outputs, with ridge and importance,";
+        return Err(LayerwiseError::NotFinite { what, index });
+    }
+    // Products of a chunk of rows are summed in F32.
+    if let Some(index) = (0..o * d).find(|at| !linear[(at % d, at / d)].is_finite()) {
+        let what = "the sum of products of inputs and targets";
+        return Err(LayerwiseError::NotFinite { what, index });
+    }
+    Ok(())
 }
 
 fn dot_mixed(weights: &[f32], values: &[f64]) -> f64 {

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
 use burn_lean_reparam::each_float;
 
-use crate::structure::Structure;
+use crate::structure::{Producer, Structure};
 use crate::{OneShotError, Preset};
 
 /// A weight that is compressed.
@@ -30,16 +30,6 @@ pub(crate) struct Group {
     pub(crate) layers: Vec<Layer>,
     /// Where its input is produced, if factors can move there.
     pub(crate) producer: Option<Producer>,
-}
-
-/// What divides the features that a group reads: parameters with one number for each of them, and
-/// rows of a matrix.
-#[derive(Debug, Clone)]
-pub(crate) struct Producer {
-    pub(crate) vectors: Vec<String>,
-    pub(crate) matrix: Option<Box<Product>>,
-    /// The first operation that reads one of them.
-    pub(crate) first: usize,
 }
 
 /// Layers under one path.
@@ -78,6 +68,75 @@ pub(crate) fn blocks<O: Tensors>(
         None => block_of(path, preset),
     };
     let products = walk.products();
+    let chosen = compressed(walk, &products, preset, &block_of)?;
+    let graph = walk.graph();
+    let structure = Structure::new(graph, &products);
+    let mut blocks: Vec<Block> = Vec::new();
+    for product in chosen {
+        let Some(path) = block_of(&product.parameter.path) else {
+            continue;
+        };
+        let reads_with =
+            |group: &Group| structure.reads_same_rows(&group.layers[0].product, product);
+        // What reads the same is solved together.
+        let path = match blocks.last() {
+            Some(block)
+                if preset.blocks.is_none() && block.groups.last().is_some_and(reads_with) =>
+            {
+                block.path.clone()
+            }
+            _ => path,
+        };
+        if blocks.last().is_none_or(|block| block.path != path) {
+            let first = graph.nodes().find(|node| {
+                node.index() == product.node
+                    || node
+                        .parameters()
+                        .any(|one| whole.is_some() || is_under(&one.path, &path))
+            });
+            blocks.push(Block {
+                first: first.map_or(product.node, |node| node.index()),
+                path,
+                groups: Vec::new(),
+            });
+        }
+        let last = blocks.len() - 1;
+        let groups = &mut blocks[last].groups;
+        let layer = |first: usize| Layer {
+            residual: residual(walk, product, first),
+            product: product.clone(),
+        };
+        match groups.last_mut() {
+            Some(group) if reads_with(group) => {
+                group.layers.push(layer(group.layers[0].product.node));
+            }
+            _ => groups.push(Group {
+                layers: vec![layer(product.node)],
+                producer: None,
+            }),
+        }
+    }
+    find_producers(&mut blocks, &structure);
+    check_named(&blocks, graph, preset)?;
+    match blocks.is_empty() {
+        // Where it is, the block's own name is put before it.
+        true if whole.is_some() && graph.parameters().is_empty() => {
+            Err(OneShotError::NeverCalled {
+                path: String::new(),
+            })
+        }
+        true => Err(OneShotError::NothingToCompress),
+        false => Ok(blocks),
+    }
+}
+
+/// The products whose weights are compressed; refuses weights that several read.
+fn compressed<'p, O: Tensors>(
+    walk: &Walk<O>,
+    products: &'p [Product],
+    preset: &Preset,
+    block_of: &impl Fn(&str) -> Option<String>,
+) -> Result<Vec<&'p Product>, OneShotError> {
     // Tables that rows are taken of, by an embedding or by their indices (`select`).
     let mut embedded = HashSet::new();
     for node in walk.graph().nodes().filter(Node::looks_up) {
@@ -102,61 +161,18 @@ pub(crate) fn blocks<O: Tensors>(
             });
         }
     }
-    let graph = walk.graph();
-    let structure = Structure::new(graph, &products);
-    let mut blocks: Vec<Block> = Vec::new();
-    for product in chosen {
-        let Some(path) = block_of(&product.parameter.path) else {
-            continue;
-        };
-        // What reads the same is solved together.
-        let last = blocks
-            .last()
-            .and_then(|block| Some((&block.path, block.groups.last()?)));
-        let path = match last {
-            Some((path, group))
-                if preset.blocks.is_none()
-                    && structure.reads_same_rows(&group.layers[0].product, product) =>
-            {
-                path.clone()
-            }
-            _ => path,
-        };
-        if blocks.last().is_none_or(|block| block.path != path) {
-            let first = graph.nodes().find(|node| {
-                node.index() == product.node
-                    || node
-                        .parameters()
-                        .any(|one| whole.is_some() || is_under(&one.path, &path))
-            });
-            blocks.push(Block {
-                first: first.map_or(product.node, |node| node.index()),
-                path,
-                groups: Vec::new(),
-            });
-        }
-        let last = blocks.len() - 1;
-        let groups = &mut blocks[last].groups;
-        let layer = |first: usize| Layer {
-            residual: residual(walk, product, first),
-            product: product.clone(),
-        };
-        match groups.last_mut() {
-            Some(group) if structure.reads_same_rows(&group.layers[0].product, product) => {
-                group.layers.push(layer(group.layers[0].product.node));
-            }
-            _ => groups.push(Group {
-                layers: vec![layer(product.node)],
-                producer: None,
-            }),
-        }
-    }
+    Ok(chosen)
+}
+
+/// Finds where factors of each group can move to.
+fn find_producers(blocks: &mut [Block], structure: &Structure<'_>) {
     let mut before = None;
-    for block in &mut blocks {
+    for block in blocks {
         let own: HashSet<usize> = block.layers().map(|layer| layer.product.node).collect();
         for group in &mut block.groups {
+            let products: Vec<&Product> = group.layers.iter().map(|one| &one.product).collect();
             // What was compressed with an earlier block stays as it is.
-            group.producer = structure.producer(group).filter(|producer| {
+            group.producer = structure.producer(&products).filter(|producer| {
                 let matrix = producer.matrix.as_ref();
                 matrix.is_none_or(|product| own.contains(&product.node))
                     && before.is_none_or(|before| producer.first > before)
@@ -166,33 +182,21 @@ pub(crate) fn blocks<O: Tensors>(
         }
         before = own.into_iter().max();
     }
-    for named in preset.blocks.iter().flatten() {
-        if !blocks.iter().any(|block| block.path == *named) {
-            return Err(OneShotError::NeverCalled {
-                path: named.clone(),
-            });
-        }
-    }
-    for skipped in &preset.skip {
-        if !graph
-            .parameters()
-            .iter()
-            .any(|one| is_under(&one.path, skipped))
-        {
-            return Err(OneShotError::NeverCalled {
-                path: skipped.clone(),
-            });
-        }
-    }
-    match blocks.is_empty() {
-        // Where it is, the block's own name is put before it.
-        true if whole.is_some() && graph.parameters().is_empty() => {
-            Err(OneShotError::NeverCalled {
-                path: String::new(),
-            })
-        }
-        true => Err(OneShotError::NothingToCompress),
-        false => Ok(blocks),
+}
+
+/// Refuses blocks and skipped paths that the forward pass does not come by.
+fn check_named(blocks: &[Block], graph: &Graph, preset: &Preset) -> Result<(), OneShotError> {
+    let is_block = |named: &&String| blocks.iter().any(|block| block.path == **named);
+    let is_read = |skipped: &&String| {
+        let mut parameters = graph.parameters().iter();
+        parameters.any(|one| is_under(&one.path, skipped))
+    };
+    let mut named = preset.blocks.iter().flatten();
+    let mut skipped = preset.skip.iter();
+    let missing = named.find(|one| !is_block(one));
+    match missing.or_else(|| skipped.find(|one| !is_read(one))) {
+        Some(path) => Err(OneShotError::NeverCalled { path: path.clone() }),
+        None => Ok(()),
     }
 }
 

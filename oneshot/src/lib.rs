@@ -60,7 +60,6 @@ mod structure;
 mod tokens;
 mod weight;
 mod work;
-mod zeros;
 
 pub use driver::{Compressed, OneShot};
 pub use error::OneShotError;

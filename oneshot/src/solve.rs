@@ -2,8 +2,7 @@
 
 use burn_lean_layerwise::{Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, solve};
 
-use crate::round::{Rounded, RoundingProblem, group_size};
-use crate::zeros::Zeros;
+use crate::round::{Rounded, RoundingProblem, Zeros, group_size};
 use crate::{Grid, OneShotError, Pattern, Preset, PruneMethod, Quantize, Rounding, Target};
 
 /// Values of a weight, and how good they are.

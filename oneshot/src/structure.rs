@@ -6,7 +6,15 @@ use std::collections::{HashMap, HashSet};
 use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn_lean_graph::{Graph, Node, Product};
 
-use crate::block::{Group, Producer};
+/// What divides the features that a group reads: parameters with one number for each of them, and
+/// rows of a matrix.
+#[derive(Debug, Clone)]
+pub(crate) struct Producer {
+    pub(crate) vectors: Vec<String>,
+    pub(crate) matrix: Option<Box<Product>>,
+    /// The first operation that reads one of them.
+    pub(crate) first: usize,
+}
 
 /// Who makes and who reads each tensor.
 pub(crate) struct Structure<'a> {
@@ -92,24 +100,24 @@ impl<'a> Structure<'a> {
         id
     }
 
-    /// Where the input of a group comes from, if nothing else reads it, the parameters that make it or the
-    /// weights of the group, and features are only rescaled or rectified on the way.
-    pub(crate) fn producer(&self, group: &Group) -> Option<Producer> {
+    /// Where the input of products that read the same comes from, if nothing else reads it, the parameters that make it or the
+    /// weights of these, and features are only rescaled or rectified on the way.
+    pub(crate) fn producer(&self, group: &[&Product]) -> Option<Producer> {
         self.origin(group).filter(|producer| {
             let matrix = producer.matrix.iter().map(|one| &one.parameter.path);
-            let weights = group.layers.iter().map(|one| &one.product.parameter.path);
+            let weights = group.iter().map(|one| &one.parameter.path);
             let mut paths = producer.vectors.iter().chain(matrix).chain(weights);
             paths.all(|path| self.is_read_once(path))
         })
     }
 
-    fn origin(&self, group: &Group) -> Option<Producer> {
-        let product = &group.layers[0].product;
+    fn origin(&self, group: &[&Product]) -> Option<Producer> {
+        let product = group[0];
         let features = product.inputs;
         if !self.reads_last_axis(product) {
             return None;
         }
-        let nodes: HashSet<usize> = group.layers.iter().map(|one| one.product.node).collect();
+        let nodes: HashSet<usize> = group.iter().map(|one| one.node).collect();
         let mut at = self.node(*self.makers.get(&self.source(product))?);
         // All that read it, through views, are of the group.
         let mut open: Vec<Node<'a>> = vec![at];

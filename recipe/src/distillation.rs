@@ -5,7 +5,7 @@ use burn::tensor::activation::{log_softmax, softmax};
 use serde::{Deserialize, Serialize};
 
 use crate::RecipeError;
-use crate::plan::Check;
+use crate::check::Check;
 
 /// The loss of a student that learns from a teacher, too.
 ///

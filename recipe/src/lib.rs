@@ -40,16 +40,21 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod broken_bound;
+mod check;
 mod distillation;
 mod error;
 mod joint;
 mod plan;
+mod row;
 mod run;
 mod soup;
 mod state;
 mod task;
+mod tensors;
 mod trust;
 
+pub use broken_bound::BrokenBound;
 pub use burn_lean_prune::layerwise::Outputs;
 pub use distillation::Distillation;
 pub use error::RecipeError;
@@ -58,10 +63,11 @@ pub use plan::{
     ComputeDtype, Format, Numbers, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
     RoundingMethod, ShrinkStage, Sparsity, TrainStage,
 };
-pub use run::{Latency, Outcome, Progress, Row, Run, StageOutcome};
+pub use row::Row;
+pub use run::{Latency, Outcome, Progress, Run, StageOutcome};
 pub use soup::{GreedySoup, greedy_soup, uniform_soup};
 pub use task::{Predict, Task};
 pub use trust::{
-    Answers, Bounds, BrokenBound, Energy, EnergyCounter, EnergyMeter, EnergyPart, LayerSqnr,
-    Perturbation, ReliabilityBin, Robustness, Share, Side, Trust, TrustConfig, mcnemar, wilson,
+    Answers, Bounds, Energy, EnergyCounter, EnergyMeter, EnergyPart, LayerSqnr, Perturbation,
+    ReliabilityBin, Robustness, Share, Side, Trust, TrustConfig, mcnemar, wilson,
 };

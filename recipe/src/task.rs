@@ -7,9 +7,10 @@ use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use burn_lean_amp::ResumableOptimizer;
 use burn_lean_graph::Tensors;
+use burn_lean_quant::{QuantizedForward, quantizers};
 
 use crate::RecipeError;
-use crate::run::session::predictor;
+use crate::tensors::on_device;
 
 /// Batches of inputs and targets.
 pub(crate) type Batches<'a, I, T> = Box<dyn Iterator<Item = (I, T)> + 'a>;
@@ -179,5 +180,29 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
 
     pub(crate) fn optimizer(&self, device: &Device) -> ModuleOptimizer {
         (self.optimizer)(device)
+    }
+}
+
+/// A model in evaluation mode as a function, with the quantizers that it carries.
+pub(crate) fn predictor<M, I, T, O>(
+    task: &Task<'_, M, I, T, O>,
+    model: &M,
+    device: &Device,
+) -> impl Fn(I) -> Result<O, RecipeError>
+where
+    M: Module,
+    I: Tensors,
+    O: Tensors + Send + Sync + 'static,
+{
+    let quantizes = !quantizers(model).is_empty();
+    let quantized = QuantizedForward::new().cached();
+    move |inputs| {
+        let inputs = on_device(&inputs, device);
+        match quantizes {
+            false => Ok((task.forward)(model, inputs)),
+            true => {
+                Ok(quantized.run(model, inputs, |model, inputs| (task.forward)(model, inputs))?)
+            }
+        }
     }
 }

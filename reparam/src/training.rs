@@ -1,9 +1,9 @@
 //! Which parts of a model train.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, ModuleMapper, Param};
-use burn::tensor::GradientCheckpointingStrategy;
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
@@ -31,6 +31,8 @@ use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 pub struct Training {
     /// For each tensor on a device with autodiff its strategy, `None` for others; by path.
     tensors: HashMap<String, Option<GradientCheckpointingStrategy>>,
+    /// Paths of those that are on such a device without gradients of their own.
+    frozen: HashSet<String>,
     /// Whether each flag is on, by path.
     flags: HashMap<String, bool>,
 }
@@ -55,8 +57,9 @@ impl Training {
         map_with_path(model, &mut Restore(self))
     }
 
-    fn is_evaluated(&self, at: &Trail) -> bool {
-        self.tensors.get(&at.path()) == Some(&None)
+    fn add(&mut self, at: &Trail, device: &Device) {
+        let strategy = device.gradient_checkpointing_strategy();
+        self.tensors.insert(at.path(), strategy);
     }
 
     fn strategy(&self, at: &Trail) -> Option<GradientCheckpointingStrategy> {
@@ -84,10 +87,16 @@ pub fn evaluated_with_gradients<M: Module>(model: &M) -> M {
 }
 
 impl PathVisitor for Training {
-    crate::visit_kinds!(float, int, bool: |self, at, param| {
-        let strategy = param.lazy_device().gradient_checkpointing_strategy();
-        self.tensors.insert(at.path(), strategy);
-    });
+    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+        let device = param.lazy_device();
+        self.add(at, &device);
+        // What has no value yet gets gradients as it says.
+        if device.is_autodiff() && param.is_initialized() && !param.base().is_require_grad() {
+            self.frozen.insert(at.path());
+        }
+    }
+
+    crate::visit_kinds!(int, bool: |self, at, param| self.add(at, &param.lazy_device()));
 
     fn flag(&mut self, at: &Trail, flag: &Param<Flag>) {
         self.flags.insert(at.path(), flag.is_enabled());
@@ -114,13 +123,29 @@ impl PathMapper for Strategies<'_> {
     crate::map_kinds!(float, int, bool: |self, at, param| with_strategy!(self.0, at, param));
 }
 
+/// The parameter on the device that it was on: what `train` left where it is stays as it is.
+macro_rules! restored {
+    ($training:expr, $at:ident, $param:ident) => {{
+        let is_autodiff = $param.lazy_device().is_autodiff();
+        match $training.tensors.get(&$at.path()) {
+            Some(None) if is_autodiff => $param.valid(),
+            _ => with_strategy!($training, $at, $param),
+        }
+    }};
+}
+
 struct Restore<'a>(&'a Training);
 
 impl PathMapper for Restore<'_> {
-    crate::map_kinds!(float, int, bool: |self, at, param| match self.0.is_evaluated(at) {
-        true => param.valid(),
-        false => with_strategy!(self.0, at, param),
-    });
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let param = restored!(self.0, at, param);
+        match self.0.frozen.contains(&at.path()) && param.base().is_require_grad() {
+            true => param.map(|tensor| tensor.set_require_grad(false)),
+            false => param,
+        }
+    }
+
+    crate::map_kinds!(int, bool: |self, at, param| restored!(self.0, at, param));
 
     fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
         let was_on = self.0.flags.get(&at.path()).copied();
@@ -171,5 +196,17 @@ mod tests {
             assert_eq!(again.table.is_autodiff(), trains);
             assert!(!again.dropout.training.is_enabled());
         }
+    }
+
+    #[test]
+    fn a_tensor_without_gradients_stays_so() {
+        let device = Device::flex().autodiff();
+        let trains = |weight: &Param<Tensor<1>>| weight.is_require_grad();
+        let weight = Param::<Tensor<1>>::from_data([1.0], &device);
+        assert!(trains(&own_copy(&weight)));
+        // Burn's `train` gives them back, since the parameter itself is not said to be frozen.
+        let weight = weight.map(|weight| weight.set_require_grad(false));
+        assert!(trains(&weight.valid().train()));
+        assert!(!trains(&own_copy(&weight)));
     }
 }

@@ -1,21 +1,18 @@
-//! The ways in which a model can be run here.
+//! A way in which a model can be run here.
 
 use burn::backend::DispatchTensor;
 use burn_lean_graph::{GraphError, Recording, Tensors};
-use burn_lean_kernels::Storage;
 use burn_lean_reparam::catch_quietly;
 use rten::Value;
 
+use super::Backend;
 use super::example::Example;
-use super::integers::check_integers;
-use super::own::{Keep, Runner};
+use super::own::Runner;
 use super::pools::Pools;
 use super::program::Program;
 use super::report::{SparseLayer, SparseOutcome};
 use super::values::{given, results};
-use super::{Arithmetic, Backend, EngineConfig, FloatStorage, integer_kernels};
-use crate::export::Limits;
-use crate::{DeployError, Execution, Export, Exported, Form, LayerReport, OnnxModel};
+use crate::{DeployError, Execution, Exported, LayerReport};
 
 /// A way to run a model.
 #[derive(Debug)]
@@ -27,8 +24,8 @@ pub(super) struct Candidate {
     /// What tells it from others of the backend.
     pub(super) note: &'static str,
     /// Where zeros are left out: its weights that have many.
-    sparse: Vec<SparseLayer>,
-    resident_bytes: usize,
+    pub(super) sparse: Vec<SparseLayer>,
+    pub(super) resident_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -42,7 +39,7 @@ pub(super) enum Way {
 pub(super) type Kind = (Backend, &'static str);
 
 impl Candidate {
-    fn own(exported: &Exported, runner: Runner, note: &'static str) -> Self {
+    pub(super) fn own(exported: &Exported, runner: Runner, note: &'static str) -> Self {
         Self {
             backend: Backend::Own,
             exported: exported.without_constants(),
@@ -54,7 +51,11 @@ impl Candidate {
     }
 
     /// Lets go of the constants before rten makes its own of them.
-    fn rten(exported: Exported, pools: &Pools, note: &'static str) -> Result<Self, DeployError> {
+    pub(super) fn rten(
+        exported: Exported,
+        pools: &Pools,
+        note: &'static str,
+    ) -> Result<Self, DeployError> {
         let resident_bytes = exported.model.constant_bytes();
         let bytes = exported.model.to_bytes()?;
         let bare = exported.without_constants();
@@ -151,169 +152,6 @@ impl Candidate {
     }
 }
 
-/// What is known when all ways were made.
-pub(super) struct Made {
-    pub(super) example: Example,
-    /// Float weights of which half is zero.
-    pub(super) zeros: Vec<SparseLayer>,
-}
-
-/// Makes what a configuration allows, one way after another, each for `take`; an error for what cannot run
-/// the model. What `take` drops has gone before the next one is made.
-pub(super) fn each<O: Tensors>(
-    export: &Export<O>,
-    config: &EngineConfig,
-    pools: &Pools,
-    mut take: impl FnMut(Result<Candidate, DeployError>, &Example),
-) -> Result<Made, DeployError> {
-    let allowed = |backend| config.backend.is_none_or(|one| one == backend);
-    let forced = config.backend.is_some();
-    let weights = export.weights()?;
-    let own = Limits {
-        no_volumes: true,
-        engine_operators: true,
-        wide_integers: true,
-        ..Limits::default()
-    };
-    let mut integer = None;
-    let mut reasons = None;
-    if config.arithmetic != Arithmetic::Float {
-        let written = export.write(&weights, Form::Integer, own)?;
-        match written.layers.iter().any(is_integer) {
-            true => integer = Some(written),
-            // The same model, with the reasons why.
-            false => reasons = Some(written.layers),
-        }
-    }
-    let floats = config.arithmetic != Arithmetic::Integer || integer.is_none();
-    let float = || -> Result<Exported, DeployError> {
-        let mut float = export.write(&weights, Form::Float, own)?;
-        if let Some(layers) = &reasons {
-            float.layers.clone_from(layers);
-        }
-        Ok(float)
-    };
-    // Made once it is needed: it is the largest.
-    let mut early = None;
-    let model = match &integer {
-        Some(integer) => &integer.model,
-        None => &early.insert(float()?).model,
-    };
-    if config.backend != Some(Backend::Burn) {
-        check_integers(model)?;
-    }
-    // Burn's threads are those of the pool that calls.
-    let burn = floats && allowed(Backend::Burn) && (config.threads == 0 || forced);
-    if !burn && config.backend != Some(Backend::Burn) {
-        check_volumes(model)?;
-    }
-    let example = Example::of(export, &model.inputs, 0)?;
-    let (storage, note) = match config.weights {
-        FloatStorage::F32 => (Storage::F32, ""),
-        FloatStorage::F16 => (Storage::F16, "weights in F16"),
-        FloatStorage::BF16 => (Storage::BF16, "weights in BF16"),
-    };
-    let keep = Keep {
-        floats: storage,
-        ..Keep::default()
-    };
-    let packed = |exported: &Exported, keep, note| {
-        let runner = Runner::new(&exported.model, keep, pools)?;
-        Ok(Candidate::own(exported, runner, note))
-    };
-    let mut is_loaded = false;
-    if let Some(integer) = integer {
-        if allowed(Backend::Own) {
-            take(packed(&integer, keep, "integers"), &example);
-            let many_rows = Keep {
-                many_rows: true,
-                ..keep
-            };
-            if let Ok(runner) = Runner::new(&integer.model, many_rows, pools)
-                && runner.has_many_rows()
-            {
-                let one = Candidate::own(&integer, runner, "integers, for many rows");
-                take(Ok(one), &example);
-            }
-        }
-        drop(integer);
-        let kernels = integer_kernels();
-        // Where its products are exact as they are; elsewhere they were never faster.
-        if allowed(Backend::Rten) && (forced || !kernels.products_saturate) {
-            let limits = Limits {
-                narrow_products: kernels.products_saturate,
-                no_convolutions: !kernels.exact_convolutions,
-                no_volumes: true,
-                narrow_blocks: true,
-                no_zero_points: true,
-                engine_operators: false,
-                wide_integers: true,
-            };
-            let written = export.write(&weights, Form::Integer, limits)?;
-            // Weights alone it dequantizes in every run.
-            let pays = |layer: &LayerReport| match forced {
-                true => is_integer(layer),
-                false => matches!(layer.execution, Execution::Integer),
-            };
-            match written.layers.iter().any(pays) {
-                true => {
-                    is_loaded = true;
-                    take(Candidate::rten(written, pools, "integers"), &example);
-                }
-                false if !floats => take(Err(no_kernel(&written.layers)), &example),
-                false => {}
-            }
-        }
-    }
-    let mut zeros = Vec::new();
-    if !floats {
-        return Ok(Made { example, zeros });
-    }
-    let float = match early {
-        Some(float) => float,
-        None => float()?,
-    };
-    drop(weights);
-    if allowed(Backend::Own) {
-        take(packed(&float, keep, note), &example);
-        if storage != Storage::F32 && !forced {
-            take(packed(&float, Keep::default(), ""), &example);
-        }
-        let sparse = Keep {
-            sparse: true,
-            ..keep
-        };
-        if let Ok(mut runner) = Runner::new(&float.model, sparse, pools)
-            && let Ok(Ok(layers)) = catch_quietly(|| runner.settle(example.values.clone()))
-        {
-            if layers.iter().any(SparseLayer::is_left_out) {
-                let mut one = Candidate::own(&float, runner, "sparse");
-                one.sparse = layers.clone();
-                take(Ok(one), &example);
-            }
-            zeros = layers;
-        }
-    }
-    let bare = float.without_constants();
-    let constant_bytes = float.model.constant_bytes();
-    let loads = !forced || !is_loaded || config.arithmetic == Arithmetic::Fastest;
-    if allowed(Backend::Rten) && loads {
-        take(Candidate::rten(float, pools, ""), &example);
-    }
-    if burn {
-        let one = Candidate {
-            backend: Backend::Burn,
-            exported: bare,
-            way: Way::Burn(export.rounded_parameters()?),
-            note: "",
-            sparse: Vec::new(),
-            resident_bytes: constant_bytes,
-        };
-        take(Ok(one), &example);
-    }
-    Ok(Made { example, zeros })
-}
-
 /// What Burn makes of the recorded shapes; where it panics, an error.
 pub(super) fn evaluate<O: Tensors>(
     recording: &Recording<O>,
@@ -330,55 +168,9 @@ pub(super) fn evaluate<O: Tensors>(
     })
 }
 
-/// rten reads convolutions along three axes, and does not run them.
-fn check_volumes(model: &OnnxModel) -> Result<(), DeployError> {
-    let weights = model.initializers.iter().filter(|one| one.shape.len() == 5);
-    let volumes: Vec<&str> = weights.map(|one| one.name.as_str()).collect();
-    let mut nodes = model.nodes.iter();
-    let found = nodes.find_map(|node| {
-        let is_convolution = matches!(node.operator(), "Conv" | "ConvTranspose");
-        let weight = node.inputs.get(1).filter(|_| is_convolution)?;
-        volumes.contains(&weight.as_str()).then_some(weight)
-    });
-    match found {
-        None => Ok(()),
-        Some(weight) => Err(DeployError::Load {
-            reason: format!(
-                "`{weight}` is of a convolution along three axes, which Burn alone runs"
-            ),
-        }),
-    }
-}
-
 pub(super) fn is_integer(layer: &LayerReport) -> bool {
     matches!(
         layer.execution,
         Execution::Integer | Execution::WeightsInteger
     )
-}
-
-/// Of layers with codes, none of which rten computes in integers.
-fn no_kernel(layers: &[LayerReport]) -> DeployError {
-    // Most share a reason.
-    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-    for layer in layers {
-        let Some(reason) = &layer.reason else {
-            continue;
-        };
-        match reasons.iter_mut().find(|(known, _)| known == reason) {
-            Some((_, paths)) => paths.push(&layer.path),
-            None => reasons.push((reason, vec![&layer.path])),
-        }
-    }
-    let said = reasons.iter().map(|(reason, paths)| match &paths[..] {
-        [path] => format!("`{path}`: {reason}"),
-        paths => format!("`{}` and {} more: {reason}", paths[0], paths.len() - 1),
-    });
-    DeployError::Load {
-        reason: format!(
-            "rten computes none of its layers in integers: allow another backend, or \
-             `Arithmetic::Fastest` ({})",
-            said.collect::<Vec<_>>().join("; ")
-        ),
-    }
 }

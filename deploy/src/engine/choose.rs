@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use burn_lean_graph::{Recording, Tensors};
 
-use super::candidates::{Candidate, Kind, Made, each, is_integer};
+use super::candidates::{Candidate, Kind, is_integer};
 use super::example::Example;
 use super::measure::{Samples, pick, sample};
 use super::pools::Pools;
 use super::report::{SparseLayer, Timed};
+use super::ways::{Made, each};
 use super::{Arithmetic, EngineConfig};
 use crate::{DeployError, Export, LayerReport};
 

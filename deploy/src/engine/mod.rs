@@ -12,6 +12,7 @@ mod program;
 mod report;
 mod self_test;
 mod values;
+mod ways;
 
 use std::collections::HashMap;
 use std::fmt;

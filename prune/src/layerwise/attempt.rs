@@ -11,7 +11,7 @@ use burn_lean_layerwise::{
 };
 
 use crate::host::{bar, read};
-use crate::layerwise::candidates::{Divergences, logits};
+use crate::layerwise::divergences::{Divergences, logits};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};

@@ -10,7 +10,7 @@ use burn_lean_reparam::catch_quietly;
 
 use crate::PruneError;
 use crate::host::read;
-use crate::layerwise::candidates::logits;
+use crate::layerwise::divergences::logits;
 
 /// Examples of a step, at most, where batches can be divided.
 const STEP: usize = 64;

@@ -1,22 +1,26 @@
 //! Pruning layer by layer: each layer's weights are fitted to what the dense layer returns.
 
 mod attempt;
-pub(crate) mod candidates;
+mod calibration;
+mod candidates;
+mod contest;
+mod divergences;
 mod division;
-pub(crate) mod effort;
+mod effort;
 pub(crate) mod inputs;
 mod norm;
-pub(crate) mod report;
+mod report;
 mod residual;
 mod rows;
 mod settle;
-pub(crate) mod shares;
+mod shares;
 pub(crate) mod stops;
-pub(crate) mod support;
+mod support;
 mod ties;
 mod tuning;
 
-pub use candidates::{Candidate, JudgedCandidate, Outputs};
+pub use candidates::{Candidate, JudgedCandidate};
+pub use divergences::Outputs;
 pub use effort::Effort;
 pub use report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
 pub use shares::Shares;
@@ -25,16 +29,12 @@ pub use support::SupportMethod;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{Device, Tensor};
-use burn_lean_graph::{GraphError, Tensors, Walk, cloned};
+use burn_lean_graph::{GraphError, Tensors};
 use burn_lean_reparam::{Rejected, Training, attached};
 use serde::{Deserialize, Serialize};
 
-use crate::layerwise::attempt::Setting;
-use crate::layerwise::candidates::Tried;
-use crate::layerwise::inputs::Plain;
-use crate::layerwise::rows::Sampling;
-use crate::layerwise::tuning::Tuning;
+use crate::layerwise::calibration::Calibration;
+use crate::layerwise::contest::Contest;
 use crate::masks::magnitude::largest;
 use crate::model::checks;
 use crate::statistics::batch_norm;
@@ -222,18 +222,8 @@ impl Pruner {
     ) -> Result<(M, Masks, Selection, LayerwiseReport), PruneError> {
         let start = Instant::now();
         self.check()?;
-        let selection = Selection::for_pattern(model, self.group.as_ref(), &self.pattern)?;
-        selection.warn_of_excluded();
-        for carrier in attached(model) {
-            if selection.ids().contains(&carrier.id) {
-                return Err(PruneError::CarriesReparameterization {
-                    path: carrier.path,
-                    name: carrier.name,
-                });
-            }
-        }
-        let layout = selection.layout();
-        let weights = selection.finite_weights(model)?;
+        let selection = self.selection(model)?;
+        let (layout, weights) = (selection.layout(), selection.finite_weights(model)?);
         let mut magnitude = vec![false; weights.len()];
         for index in largest(&weights, &self.pattern, &self.budget, layout)? {
             magnitude[index] = true;
@@ -241,216 +231,32 @@ impl Pruner {
         // A copy, of running statistics, too.
         let dense = model.valid();
         let folded = batch_norm::folded(&dense)?;
-        let device = dense.devices().into_iter().next();
-        let (mut batches, fitted, mut examples, mut held_out) =
-            self.split(batches, device.as_ref())?;
         // By magnitude alone nothing is fitted, nor chosen.
         let is_judged = self.held_out > 0 && first != Candidate::Magnitude;
-        if let ([only], true) = (&batches[..], is_judged) {
-            match division::to_fit_and_to_judge(&dense, &forward, only)? {
-                Some(parts) => {
-                    (examples, held_out) = (count(&parts[0]), count(&parts[1]));
-                    batches = parts.into();
-                }
-                None => tracing::warn!(
-                    "layers are fitted to the only batch, which judges them, too: give another one"
-                ),
-            }
-        }
-        let judges = match held_out {
-            0 => 0..fitted,
-            _ => fitted..batches.len(),
-        };
-        let everything: Vec<usize> = (0..batches.len()).collect();
-        let record = |model: &M, which: &[usize]| {
-            let again = which.iter().map(|at| cloned(&batches[*at]));
-            Walk::record(model, again, &forward).map_err(failed)
-        };
-        // A time that no clock reaches is none.
-        let deadline = self.time.and_then(|time| start.checked_add(time));
-        let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let sampling = Sampling {
-            batches: fitted,
-            rows: self.rows,
-        };
-        let is_global =
-            first == Candidate::Configured && shares::is_global(&self.pattern, &self.budget);
-        let mut shares = match self.shares {
-            _ if !is_global => Shares::Magnitude,
-            shares => shares,
-        };
-        let keep = magnitude.iter().filter(|kept| **kept).count();
-        let adaptive = match shares {
-            Shares::Magnitude => None,
-            _ => Some(shares::lamp(&weights, keep, layout)),
-        };
-        if let (Shares::Lamp, Some(adaptive)) = (shares, &adaptive) {
-            magnitude.clone_from(adaptive);
-        }
-        // The first batch, and those that judge.
-        let few: Vec<usize> = match held_out {
-            0 => everything.clone(),
-            _ => [0].into_iter().chain(fitted..batches.len()).collect(),
-        };
-        let judges_few = match held_out {
-            0 => judges.clone(),
-            _ => 1..few.len(),
-        };
-        let first_batch = Sampling {
-            batches: 1,
-            ..sampling
-        };
-        // How magnitude does on them, once it is known.
-        let mut screened = None;
-        if let (Shares::Auto, Some(adaptive)) = (shares, adaptive) {
-            // Behind a layer without a weight everything is constant, which diverges less than what only
-            // needs other values: those are fitted before it is compared.
-            let how = match shares::empties_any(&magnitude, layout) {
-                true => Candidate::Configured,
-                false => Candidate::Magnitude,
-            };
-            let seen = |kept: &[bool], how: Candidate, outputs: Option<&[Tensor<2>]>| {
-                let setting = Setting {
-                    pruner: self,
-                    selection: &selection,
-                    magnitude: kept,
-                    sampling: first_batch,
-                    folded: &folded,
-                    judges: judges_few.clone(),
-                };
-                let walk = record(&dense, &few)?;
-                setting.attempt(dense.valid(), walk, how, outputs)
-            };
-            shares = Shares::Magnitude;
-            // What is wrong with the inputs, the walk through all of them says of its layer or batch.
-            if adaptive != magnitude
-                && let Ok(whole) = seen(&magnitude, how, None)
-                && let Ok(by_layer) = seen(&adaptive, how, Some(&whole.dense))
-            {
-                let outputs = &whole.dense;
-                let mut is_below = by_layer.divergences.are_below(&whole.divergences);
-                // Two that are hardly better than a network that says one thing of everything: which of them is
-                // less lost says nothing of what fitted values make of it.
-                let constant = candidates::of_the_mean(self.outputs, &outputs[judges_few.clone()])?;
-                let lost = 0.5 * constant.mean();
-                let least = f64::min(whole.divergences.mean(), by_layer.divergences.mean());
-                if how == Candidate::Magnitude
-                    && self.refit
-                    && !(least < lost)
-                    && let Ok(whole) = seen(&magnitude, Candidate::MagnitudeFitted, Some(outputs))
-                    && let Ok(by_layer) = seen(&adaptive, Candidate::MagnitudeFitted, Some(outputs))
-                {
-                    let least = f64::min(whole.divergences.mean(), by_layer.divergences.mean());
-                    // Of two that are no better than that network the one that leaves no layer next to nothing:
-                    // training can mend it.
-                    is_below = !(least < constant.mean())
-                        || by_layer.divergences.are_below(&whole.divergences);
-                }
-                let mut least = whole.divergences;
-                if is_below {
-                    shares = Shares::Lamp;
-                    magnitude = adaptive;
-                    least = by_layer.divergences;
-                }
-                screened = (how == Candidate::Magnitude).then_some(least);
-            }
-        }
-        let setting = Setting {
+        let calibration = Calibration::new(self, dense, &forward, batches, is_judged)?;
+        let contest = Contest {
             pruner: self,
             selection: &selection,
-            magnitude: &magnitude,
-            sampling,
             folded: &folded,
-            judges,
+            calibration: &calibration,
+            // A time that no clock reaches is none.
+            deadline: self.time.and_then(|time| start.checked_add(time)),
         };
-        let mut tried = Tried::default();
-        let walk = record(&dense, &everything)?;
-        let each = effort::multiplications(&walk) * fitted as f64;
+        let shared = contest.shared(first, &weights, magnitude)?;
+        let mut best = contest.best(first, &shared)?;
+        let kept = &best.attempt.kept;
+        let support: Vec<usize> = (0..layout.len()).filter(|at| kept[*at]).collect();
+        let masks = Masks::from_support(layout, &support)?;
         let passes = match first {
             Candidate::Magnitude => 0,
-            _ => self
-                .tuning
-                .unwrap_or_else(|| self.effort.passes(each, examples)),
+            _ => self.tuning.unwrap_or_else(|| {
+                self.effort
+                    .passes(best.multiplications, calibration.examples)
+            }),
         };
-        let begun = Instant::now();
-        let mut attempt = setting.attempt(dense.valid(), walk, first, None)?;
-        tried.add(first, &attempt.divergences, begun);
-        let outputs = std::mem::take(&mut attempt.dense);
-        for candidate in self.beside(first) {
-            if is_late() {
-                break;
-            }
-            let begun = Instant::now();
-            // A few examples say enough of one that is far behind.
-            if candidate == Candidate::Magnitude && fitted > 1 && held_out > 0 {
-                let seen = match screened.take() {
-                    Some(seen) => seen,
-                    None => {
-                        let screen = Setting {
-                            sampling: first_batch,
-                            judges: judges_few.clone(),
-                            ..setting.clone()
-                        };
-                        let outputs: Vec<Tensor<2>> =
-                            few.iter().map(|at| outputs[*at].clone()).collect();
-                        let walk = record(&dense, &few)?;
-                        let seen = screen.attempt(dense.valid(), walk, candidate, Some(&outputs));
-                        seen?.divergences
-                    }
-                };
-                let (behind, error) = tried.least().behind(&seen);
-                if behind > f64::max(4.0 * error, 0.5 * tried.least().mean()) {
-                    tried.add(candidate, &seen, begun);
-                    continue;
-                }
-            }
-            let walk = record(&dense, &everything)?;
-            let other = setting.attempt(dense.valid(), walk, candidate, Some(&outputs))?;
-            if tried.add(candidate, &other.divergences, begun) {
-                attempt = other;
-            }
-        }
-        let support: Vec<usize> = (0..layout.len()).filter(|at| attempt.kept[*at]).collect();
-        let masks = Masks::from_support(layout, &support)?;
-        let mut steps = 0;
-        if passes > 0 && !is_late() {
-            let begun = Instant::now();
-            let tuning = Tuning {
-                selection: &selection,
-                masks: &masks,
-                recalibrate: self.recalibrate,
-                folded: &folded,
-                only: self.group.as_ref().map(|_| selection.ids().to_vec()),
-                passes,
-                progress: self.progress,
-                deadline,
-                outputs: self.outputs,
-                steps: division::steps(&dense, &forward, &batches[..fitted], &outputs)?,
-            };
-            let judge = |tuned: M| {
-                let walk = record(&tuned, &everything)?;
-                setting.settle(tuned, walk, &outputs)
-            };
-            let ((tuned, divergences), taken) = tuning.tune_while_it_helps(
-                &attempt.model,
-                &forward,
-                &batches[..fitted],
-                &outputs,
-                tried.least(),
-                judge,
-            )?;
-            steps = taken;
-            if tried.add(Candidate::Tuned, &divergences, begun) {
-                attempt.model = tuned;
-            }
-        }
-        let judged: Vec<Tensor<2>> = setting
-            .judges
-            .clone()
-            .map(|at| outputs[at].clone())
-            .collect();
-        let constant = candidates::of_the_mean(self.outputs, &judged)?.mean();
-        let least = tried.least().mean();
+        let tuning_steps = contest.tune(&mut best, &masks, &shared, passes)?;
+        let constant = contest.of_one_answer(&best.outputs, &calibration.all())?;
+        let least = best.tried.least().mean();
         if !(least < constant) {
             tracing::warn!(
                 divergence = least,
@@ -461,28 +267,33 @@ impl Pruner {
         }
         let report = LayerwiseReport {
             constant_divergence: constant,
-            shares,
-            chosen: tried.chosen(),
-            can_tell: tried.can_tell(),
-            candidates: tried.judged,
-            calibration_examples: examples,
-            held_out_examples: held_out,
-            layers: attempt.layers,
-            recalibrated: attempt.recalibrated,
-            tuning_steps: steps,
+            shares: shared.shares,
+            chosen: best.tried.chosen(),
+            can_tell: best.tried.can_tell(),
+            candidates: best.tried.judged,
+            calibration_examples: calibration.examples,
+            held_out_examples: calibration.held_out,
+            layers: best.attempt.layers,
+            recalibrated: best.attempt.recalibrated,
+            tuning_steps,
             seconds: start.elapsed().as_secs_f64(),
         };
-        Ok((attempt.model, masks, selection, report))
+        Ok((best.attempt.model, masks, selection, report))
     }
 
-    /// What is tried beside the first.
-    fn beside(&self, first: Candidate) -> Vec<Candidate> {
-        match (self.candidates, self.effort) {
-            _ if first == Candidate::Magnitude => Vec::new(),
-            (false, _) => Vec::new(),
-            (true, Effort::Thorough) => vec![Candidate::MagnitudeFitted, Candidate::Magnitude],
-            (true, _) => vec![Candidate::Magnitude],
+    /// The parameters to prune, none of which has a reparameterization.
+    fn selection<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+        let selection = Selection::for_pattern(model, self.group.as_ref(), &self.pattern)?;
+        selection.warn_of_excluded();
+        for carrier in attached(model) {
+            if selection.ids().contains(&carrier.id) {
+                return Err(PruneError::CarriesReparameterization {
+                    path: carrier.path,
+                    name: carrier.name,
+                });
+            }
         }
+        Ok(selection)
     }
 
     fn check(&self) -> Result<(), PruneError> {
@@ -492,52 +303,6 @@ impl Pruner {
         let fits = self.ridge >= 0.0 && self.ridge.is_finite();
         checks::accept(fits, "ridge", self.ridge, "finite and at least 0")
     }
-
-    /// The batches without autodiff on the model's device; how many of them are for fitting, with how
-    /// many examples, and how many examples judge.
-    #[allow(clippy::type_complexity)]
-    fn split<I: Tensors>(
-        &self,
-        batches: impl IntoIterator<Item = I>,
-        device: Option<&Device>,
-    ) -> Result<(Vec<I>, usize, usize, usize), PruneError> {
-        let mut taken = Vec::new();
-        let (mut fitted, mut examples, mut held_out) = (0, 0, 0);
-        for batch in batches {
-            let count = count(&batch);
-            if count == 0 {
-                // There is nothing to sum up, to judge or to tune by.
-                continue;
-            }
-            let batch = batch.map_tensors(&mut Plain(device));
-            if examples < self.examples {
-                examples += count;
-                fitted += 1;
-            } else if held_out < self.held_out {
-                held_out += count;
-            } else {
-                break;
-            }
-            taken.push(batch);
-        }
-        // Where the batches end early, the last one judges.
-        if held_out == 0 && fitted > 1 && self.held_out > 0 {
-            fitted -= 1;
-            held_out = count(&taken[fitted]);
-            examples -= held_out;
-        }
-        match taken.is_empty() {
-            true => Err(PruneError::NoSamples),
-            false => Ok((taken, fitted, examples, held_out)),
-        }
-    }
-}
-
-/// Examples of a batch: what its first tensor has along the first axis.
-fn count(batch: &impl Tensors) -> usize {
-    let shapes = burn_lean_graph::shapes(batch);
-    let shape = shapes.first().map_or(&[][..], Vec::as_slice);
-    shape.first().copied().unwrap_or(1)
 }
 
 /// What a recording or a walk refuses.

@@ -8,7 +8,7 @@ use burn_lean_graph::{Pass, Step, Tensors, Walk};
 
 use crate::PruneError;
 use crate::layerwise::attempt::Setting;
-use crate::layerwise::candidates::{Divergences, logits};
+use crate::layerwise::divergences::{Divergences, logits};
 use crate::layerwise::stops::{Stop, stops};
 use crate::layerwise::{failed, norm, ties};
 

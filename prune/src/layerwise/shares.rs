@@ -1,8 +1,15 @@
 //! How many weights each layer keeps.
 
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn_lean_graph::Tensors;
 use burn_lean_layerwise::Keep;
 use serde::{Deserialize, Serialize};
 
+use crate::layerwise::Candidate;
+use crate::layerwise::calibration::Extent;
+use crate::layerwise::contest::Contest;
+use crate::layerwise::divergences::Divergences;
 use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
@@ -25,14 +32,110 @@ pub enum Shares {
     Lamp,
 }
 
+/// How many weights each layer keeps: as many as of these.
+pub(crate) struct Shared {
+    /// Never [`Shares::Auto`].
+    pub(crate) shares: Shares,
+    /// By magnitude, in the order of the layout.
+    pub(crate) kept: Vec<bool>,
+    /// How magnitude does on a few batches, where that was seen.
+    pub(crate) screened: Option<Divergences>,
+}
+
+impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
+    /// As the pruner is configured; `magnitude` is what the whole network keeps by magnitude.
+    pub(crate) fn shared(
+        &self,
+        first: Candidate,
+        weights: &[f32],
+        magnitude: Vec<bool>,
+    ) -> Result<Shared, PruneError> {
+        let (pattern, budget) = (&self.pruner.pattern, &self.pruner.budget);
+        let is_global = first == Candidate::Configured && is_global(pattern, budget);
+        let keep = magnitude.iter().filter(|kept| **kept).count();
+        let lamp = || lamp(weights, keep, self.selection.layout());
+        let unseen = |shares, kept| Shared {
+            shares,
+            kept,
+            screened: None,
+        };
+        match self.pruner.shares {
+            Shares::Lamp if is_global => Ok(unseen(Shares::Lamp, lamp())),
+            Shares::Auto if is_global => self.less_divergent(magnitude, lamp()),
+            _ => Ok(unseen(Shares::Magnitude, magnitude)),
+        }
+    }
+
+    /// The one by which the network diverges less on a few batches.
+    fn less_divergent(&self, magnitude: Vec<bool>, lamp: Vec<bool>) -> Result<Shared, PruneError> {
+        let few = self.calibration.few();
+        // Behind a layer without a weight everything is constant, which diverges less than what only
+        // needs other values: those are fitted before it is compared.
+        let how = match empties_any(&magnitude, self.selection.layout()) {
+            true => Candidate::Configured,
+            false => Candidate::Magnitude,
+        };
+        // What is wrong with the inputs, the walk through all of them says of its layer or batch.
+        if lamp != magnitude
+            && let Ok(whole) = self.attempt(&magnitude, &few, how, None)
+            && let Ok(by_layer) = self.attempt(&lamp, &few, how, Some(&whole.dense))
+        {
+            let constant = self.of_one_answer(&whole.dense, &few)?;
+            let least = f64::min(whole.divergences.mean(), by_layer.divergences.mean());
+            // Two that are hardly better than a network that says one thing of everything: which of them is
+            // less lost says nothing of what fitted values make of it.
+            let are_lost = !(least < 0.5 * constant);
+            let fitted = match how == Candidate::Magnitude && self.pruner.refit && are_lost {
+                true => self.lamp_fits_better(&magnitude, &lamp, &few, &whole.dense, constant),
+                false => None,
+            };
+            let is_below = || by_layer.divergences.are_below(&whole.divergences);
+            let (shares, kept, least) = match fitted.unwrap_or_else(is_below) {
+                true => (Shares::Lamp, lamp, by_layer.divergences),
+                false => (Shares::Magnitude, magnitude, whole.divergences),
+            };
+            return Ok(Shared {
+                shares,
+                kept,
+                screened: (how == Candidate::Magnitude).then_some(least),
+            });
+        }
+        Ok(Shared {
+            shares: Shares::Magnitude,
+            kept: magnitude,
+            screened: None,
+        })
+    }
+
+    /// Whether fitted values diverge less with layer-adaptive magnitude; `None` where they cannot be fitted.
+    fn lamp_fits_better(
+        &self,
+        magnitude: &[bool],
+        lamp: &[bool],
+        few: &Extent,
+        outputs: &[Tensor<2>],
+        constant: f64,
+    ) -> Option<bool> {
+        let fitted = |kept: &[bool]| {
+            let attempt = self.attempt(kept, few, Candidate::MagnitudeFitted, Some(outputs));
+            Some(attempt.ok()?.divergences)
+        };
+        let (whole, by_layer) = (fitted(magnitude)?, fitted(lamp)?);
+        let least = f64::min(whole.mean(), by_layer.mean());
+        // Of two that are no better than that network the one that leaves no layer next to nothing:
+        // training can mend it.
+        Some(!(least < constant) || by_layer.are_below(&whole))
+    }
+}
+
 /// Whether a layer keeps nothing.
-pub(crate) fn empties_any(kept: &[bool], layout: &Layout) -> bool {
+fn empties_any(kept: &[bool], layout: &Layout) -> bool {
     let mut layers = layout.layers().iter();
     layers.any(|layer| !kept[layer.range()].contains(&true))
 }
 
 /// By layer-adaptive magnitude, so many in all.
-pub(crate) fn lamp(weights: &[f32], keep: usize, layout: &Layout) -> Vec<bool> {
+fn lamp(weights: &[f32], keep: usize, layout: &Layout) -> Vec<bool> {
     let mut scores = Vec::new();
     for layer in layout.layers() {
         let mut order: Vec<usize> = layer.range().collect();
@@ -62,7 +165,7 @@ pub(crate) fn keep(pattern: &SparsityPattern, count: usize) -> Keep {
 }
 
 /// Whether a budget is shared between the layers at all.
-pub(crate) fn is_global(pattern: &SparsityPattern, budget: &Budget) -> bool {
+fn is_global(pattern: &SparsityPattern, budget: &Budget) -> bool {
     !says_each(budget) && !matches!(pattern, SparsityPattern::NM { .. })
 }
 

@@ -1,6 +1,6 @@
 //! Values tuned together: gradients of the distance from the dense network's outputs, no labels.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -12,11 +12,13 @@ use burn_lean_graph::Tensors;
 use burn_lean_reparam::{each_float, join_copies, map_with_path};
 
 use crate::host::{bar, read};
-use crate::layerwise::candidates::{Divergences, logits};
-use crate::layerwise::division::{Part, first_dimension, rows};
+use crate::layerwise::contest::{Best, Contest};
+use crate::layerwise::divergences::{Divergences, logits};
+use crate::layerwise::division::{self, Part, first_dimension, rows};
+use crate::layerwise::shares::Shared;
 use crate::layerwise::{Candidate, Outputs};
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
-use crate::{Masks, PruneError, Selection};
+use crate::{Masks, PruneError};
 
 /// The highest learning rate of AdamW, as a share of the root mean square of the kept weights.
 const RATE: f64 = 0.01;
@@ -29,25 +31,17 @@ const TRIAL_STEPS: usize = 24;
 const FAR: f64 = 0.1;
 
 /// What [`Tuning::tune`] needs to know.
-pub(crate) struct Tuning<'a> {
-    pub(crate) selection: &'a Selection,
-    pub(crate) masks: &'a Masks,
-    /// Whether running statistics of BatchNorm follow.
-    pub(crate) recalibrate: bool,
-    /// BatchNorm layers that do no more than shift: they have none.
-    pub(crate) folded: &'a HashSet<String>,
+struct Tuning<'a, M, I, O> {
+    contest: &'a Contest<'a, M, I, O>,
+    masks: &'a Masks,
     /// Parameters that may change; `None` for all.
-    pub(crate) only: Option<Vec<ParamId>>,
+    only: Option<Vec<ParamId>>,
     /// Passes over the examples.
-    pub(crate) passes: usize,
-    /// Whether a bar is shown.
-    pub(crate) progress: bool,
-    /// When to stop.
-    pub(crate) deadline: Option<Instant>,
-    /// What the outputs are.
-    pub(crate) outputs: Outputs,
-    /// The steps of a pass: a batch, and which of its examples; see [`steps`](super::division::steps).
-    pub(crate) steps: Vec<(usize, Range<usize>)>,
+    passes: usize,
+    /// Outputs of the dense network.
+    dense: &'a [Tensor<2>],
+    /// The steps of a pass: a batch, and which of its examples; see [`division::steps`].
+    steps: Vec<(usize, Range<usize>)>,
 }
 
 /// What is made small.
@@ -61,19 +55,59 @@ enum Loss {
     Divergence,
 }
 
-impl Tuning<'_> {
+impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
+    /// Tunes the values of the best candidate in so many passes, and keeps them where they diverge less; the
+    /// number of steps that were taken.
+    pub(crate) fn tune(
+        &self,
+        best: &mut Best<M>,
+        masks: &Masks,
+        shared: &Shared,
+        passes: usize,
+    ) -> Result<usize, PruneError> {
+        if passes == 0 || self.is_late() {
+            return Ok(0);
+        }
+        let begun = Instant::now();
+        let (calibration, all) = (self.calibration, self.calibration.all());
+        let fitted = calibration.to_fit();
+        let tuning = Tuning {
+            contest: self,
+            masks,
+            only: (self.pruner.group.as_ref()).map(|_| self.selection.ids().to_vec()),
+            passes,
+            dense: &best.outputs,
+            steps: division::steps(
+                &calibration.dense,
+                &calibration.forward,
+                fitted,
+                &best.outputs,
+            )?,
+        };
+        let judge = |tuned: M| {
+            let walk = calibration.walk(&tuned, &all)?;
+            let setting = self.setting(&shared.kept, &all);
+            setting.settle(tuned, walk, &best.outputs)
+        };
+        let ((tuned, divergences), steps) =
+            tuning.tune_while_it_helps(&best.attempt.model, best.tried.least(), judge)?;
+        if best.tried.add(Candidate::Tuned, &divergences, begun) {
+            best.attempt.model = tuned;
+        }
+        Ok(steps)
+    }
+}
+
+impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
     /// A copy of `model` after all passes, with how it is judged; after a quarter of them where it is
     /// behind `before` then by more than a standard error. And the number of steps that were taken.
     ///
     /// The trial is a whole course of its own, its last steps as small as any: a course that is cut off
     /// would say nothing, since its rate is still high there. Far from the dense network there is a second one,
     /// with the divergence as its loss, and the rest goes on with the loss that did better.
-    pub(crate) fn tune_while_it_helps<M: Module, I: Tensors, O: Tensors>(
+    fn tune_while_it_helps(
         &self,
         model: &M,
-        forward: &impl Fn(&M, I) -> O,
-        batches: &[I],
-        dense: &[Tensor<2>],
         before: &Divergences,
         mut judge: impl FnMut(M) -> Result<(M, Divergences), PruneError>,
     ) -> Result<((M, Divergences), usize), PruneError> {
@@ -86,13 +120,13 @@ impl Tuning<'_> {
             self.passes
         };
         let mut loss = Loss::Distance;
-        let (tuned, mut steps) = self.tune(trial, loss, model, forward, batches, dense)?;
+        let (tuned, mut steps) = self.tune(trial, loss, model)?;
         let mut first = judge(tuned)?;
-        let is_distribution = self.outputs == Outputs::Logits;
-        let is_distribution = is_distribution && dense.iter().all(|one| one.dims()[1] > 1);
-        if is_distribution && before.mean() > FAR && !self.is_late() {
+        let is_distribution = self.contest.pruner.outputs == Outputs::Logits;
+        let is_distribution = is_distribution && self.dense.iter().all(|one| one.dims()[1] > 1);
+        if is_distribution && before.mean() > FAR && !self.contest.is_late() {
             let other = Loss::Divergence;
-            let (tuned, taken) = self.tune(trial, other, model, forward, batches, dense)?;
+            let (tuned, taken) = self.tune(trial, other, model)?;
             steps += taken;
             let second = judge(tuned)?;
             if second.1.are_below(&first.1) {
@@ -100,11 +134,11 @@ impl Tuning<'_> {
             }
         }
         let (behind, error) = before.behind(&first.1);
-        if trial == self.passes || behind > error || self.is_late() {
+        if trial == self.passes || behind > error || self.contest.is_late() {
             return Ok((first, steps));
         }
         let rest = self.passes - trial;
-        let (tuned, taken) = self.tune(rest, loss, &first.0, forward, batches, dense)?;
+        let (tuned, taken) = self.tune(rest, loss, &first.0)?;
         steps += taken;
         let last = judge(tuned)?;
         let best = match last.1.are_below(&first.1) {
@@ -114,28 +148,16 @@ impl Tuning<'_> {
         Ok((best, steps))
     }
 
-    fn is_late(&self) -> bool {
-        self.deadline
-            .is_some_and(|deadline| Instant::now() >= deadline)
-    }
-
-    /// A copy of `model`, tuned in so many passes over `batches` towards the dense network's outputs for
-    /// them, and the number of steps that were taken.
+    /// A copy of `model`, tuned in so many passes towards the dense network's outputs, and the number of steps that were taken.
     ///
     /// BatchNorm works on the statistics of the batch.
-    fn tune<M: Module, I: Tensors, O: Tensors>(
-        &self,
-        passes: usize,
-        loss: Loss,
-        model: &M,
-        forward: &impl Fn(&M, I) -> O,
-        batches: &[I],
-        dense: &[Tensor<2>],
-    ) -> Result<(M, usize), PruneError> {
+    fn tune(&self, passes: usize, loss: Loss, model: &M) -> Result<(M, usize), PruneError> {
+        let (contest, pruner) = (self.contest, self.contest.pruner);
+        let (batches, forward) = (contest.calibration.to_fit(), contest.calibration.forward);
         let rate = RATE * self.typical_weight(model)?;
         let mut trains = OnlyBatchNormTrains {
-            except: self.folded.clone(),
-            none: !self.recalibrate,
+            except: contest.folded.clone(),
+            none: !pruner.recalibrate,
         };
         // Burn shares running statistics between clones, and copies them here.
         let copy = map_with_path(model.valid(), &mut trains);
@@ -157,12 +179,12 @@ impl Tuning<'_> {
             .init();
         let parts = &self.steps;
         let steps = parts.len() * passes;
-        let bar = bar(Candidate::Tuned.name(), steps, self.progress);
+        let bar = bar(Candidate::Tuned.name(), steps, pruner.progress);
         let mut done = 0;
         for pass in 0..passes {
             // Parts of other batches follow each other, in another order in each pass.
             for at in 0..parts.len() {
-                if self.is_late() {
+                if contest.is_late() {
                     break;
                 }
                 let (batch, examples) = &parts[(at * stride(parts.len()) + pass) % parts.len()];
@@ -174,7 +196,7 @@ impl Tuning<'_> {
                     trains: true,
                 });
                 let outputs = logits(&forward(&student, inputs))?;
-                let target = rows(&dense[*batch], examples, all);
+                let target = rows(&self.dense[*batch], examples, all);
                 let loss = loss.of(target, outputs);
                 if !loss.is_tracked() {
                     // What trains is not what the forward pass reads.
@@ -200,8 +222,8 @@ impl Tuning<'_> {
     }
 
     /// The root mean square of the weights that are kept, over all layers.
-    fn typical_weight<M: Module>(&self, model: &M) -> Result<f64, PruneError> {
-        let weights = read(self.selection.flatten(model)?)?;
+    fn typical_weight(&self, model: &M) -> Result<f64, PruneError> {
+        let weights = read(self.contest.selection.flatten(model)?)?;
         let squares: f64 = weights.iter().map(|w| f64::from(*w).powi(2)).sum();
         Ok((squares / self.masks.nonzeros().max(1) as f64).sqrt())
     }

@@ -24,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::{Tensors, record};
-use burn_lean_reparam::{PathMapper, Rejected, Trail, each_float, map_with_path, settle};
+use burn_lean_reparam::{PathMapper, Rejected, Trail, each_float, map_with_path, own_copy, settle};
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
@@ -160,7 +160,7 @@ pub fn fold<M: Module>(model: M, pairs: &[FoldPair]) -> Result<M, Rejected<M, Qu
         Ok(plan) => plan,
         Err(error) => return Err(Rejected::new(model, error)),
     };
-    let model = float_parameters::replace(float_parameters::isolate(model), plan.values);
+    let model = float_parameters::replace(own_copy(&model), plan.values);
     Ok(map_with_path(model, &mut Freezer(plan.frozen)))
 }
 

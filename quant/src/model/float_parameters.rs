@@ -2,16 +2,12 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Flag, Module, Param};
-use burn::tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy, Tensor};
+use burn::module::{Module, Param};
+use burn::tensor::{DType, FloatDType, Tensor};
 use burn::tensor::{TensorData, Transaction};
-use burn_lean_reparam::{
-    FloatVisitor, PathMapper, PathVisitor, Trail, each_float, map_kinds, map_with_path,
-    visit_floats, visit_kinds, visit_with_path,
-};
+use burn_lean_reparam::{FloatVisitor, PathMapper, Trail, each_float, map_with_path, visit_floats};
 
 use crate::module::effective::{Effective, HostTensor};
-use crate::module::on_tape::on_tape;
 use crate::module::walk::{Site, quantizers};
 use crate::{FakeQuantize, QuantError, Scheme, fake::Range};
 
@@ -143,18 +139,6 @@ pub(crate) fn replace<M: Module>(model: M, values: HashMap<String, TensorData>) 
     map_with_path(model, &mut Replacer(values))
 }
 
-/// A model that shares no running state with its clones.
-///
-/// Burn shares the running statistics of a module with its clones and maps them in place, so that
-/// replacing them in one would change the other. `valid` makes new ones.
-pub(crate) fn isolate<M: Module>(model: M) -> M {
-    let isolated = model.valid();
-    // Not by `train`: it forgets gradient checkpointing, and would train what is not trained.
-    let mut training = TrainingState::default();
-    visit_with_path(&model, &mut training);
-    map_with_path(isolated, &mut training)
-}
-
 struct Reader<'a> {
     /// Where the values of a path go; without those that were found.
     wanted: HashMap<&'a str, usize>,
@@ -219,57 +203,5 @@ impl PathMapper for Replacer {
             };
             Tensor::from_data(data, (&old.device(), dtype)).set_require_grad(old.is_require_grad())
         })
-    }
-}
-
-/// What `valid` turns off, by path.
-#[derive(Default)]
-struct TrainingState {
-    /// Tensors with autodiff: how their gradients are checkpointed, and whether they are kept.
-    tensors: HashMap<String, (GradientCheckpointingStrategy, bool)>,
-    flags: HashMap<String, bool>,
-}
-
-impl TrainingState {
-    fn add(&mut self, at: &Trail, device: &Device, requires_grad: bool) {
-        if let Some(strategy) = device.gradient_checkpointing_strategy() {
-            self.tensors.insert(at.path(), (strategy, requires_grad));
-        }
-    }
-}
-
-impl PathVisitor for TrainingState {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
-        self.add(at, &param.lazy_device(), param.base().is_require_grad());
-    }
-
-    visit_kinds!(int, bool: |self, at, param| self.add(at, &param.lazy_device(), false));
-
-    fn flag(&mut self, at: &Trail, flag: &Param<Flag>) {
-        self.flags.insert(at.path(), flag.is_enabled());
-    }
-}
-
-impl PathMapper for TrainingState {
-    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.tensors.get(&at.path()) {
-            Some((strategy, requires_grad)) => {
-                param.map(|value| on_tape(value, *strategy).set_require_grad(*requires_grad))
-            }
-            None => param,
-        }
-    }
-
-    map_kinds!(int, bool: |self, at, param| match self.tensors.get(&at.path()) {
-        Some((strategy, _)) => param.map(|value| on_tape(value, *strategy)),
-        None => param,
-    });
-
-    fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
-        match self.flags.get(&at.path()) {
-            Some(true) => flag.with_value(true),
-            // As `valid` left it: `train` turns on what was on before a `valid` of the user's.
-            _ => flag,
-        }
     }
 }

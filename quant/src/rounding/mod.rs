@@ -19,7 +19,7 @@ use std::fmt;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::TensorData;
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, own_copy};
 use comfy_table::{Table, presets};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
@@ -121,8 +121,10 @@ impl RoundingConfig {
                     nearest: plan.nearest,
                 };
                 let model = walk::replace(model, plan.quantizers);
-                let isolated = float_parameters::isolate(model);
-                Ok((float_parameters::replace(isolated, plan.values), report))
+                Ok((
+                    float_parameters::replace(own_copy(&model), plan.values),
+                    report,
+                ))
             }
             Err(error) => Err(Rejected::new(model, error)),
         }

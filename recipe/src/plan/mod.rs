@@ -1,6 +1,5 @@
 //! What is to be done: the recipe, as a file and as a builder.
 
-mod check;
 mod numbers;
 mod pruning;
 mod quantization;
@@ -16,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::RecipeError;
-pub(crate) use check::{Check, percent_text};
+use crate::check::Check;
 use numbers::FallbackName;
 pub use numbers::{ComputeDtype, Numbers};
 pub use pruning::{PruneMethod, PruneStage};

@@ -11,10 +11,10 @@ use burn_lean_prune::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, contains};
 use super::sparsity::Sparsity;
 use super::training::{RateSchedule, TrainStage};
 use crate::RecipeError;
+use crate::check::{Check, contains};
 
 /// How weights are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]

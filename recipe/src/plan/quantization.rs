@@ -15,9 +15,9 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::check::{Check, anywhere};
 use super::numbers::Numbers;
 use super::training::TrainStage;
+use crate::check::{Check, anywhere};
 use crate::{Joint, RecipeError};
 
 /// How weights are rounded without training.

@@ -4,9 +4,9 @@ use burn::module::ParamGroup;
 use burn_lean_prune::Shrink;
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, contains, percent};
 use super::training::TrainStage;
 use crate::RecipeError;
+use crate::check::{Check, contains, percent};
 
 /// Cutting whole channels and features out of the model ([`Shrink`]), and training what is left.
 ///

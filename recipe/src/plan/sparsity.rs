@@ -5,8 +5,8 @@ use std::fmt;
 use burn_lean_prune::{Budget, SparsityPattern};
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, percent};
 use crate::RecipeError;
+use crate::check::{Check, percent};
 
 /// What a stage makes zero: a fraction of the weights, or all but `n` of every `m` consecutive ones. A file
 /// has the number, or `"2:4"`.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check::Check;
 use super::numbers::ComputeDtype;
+use crate::check::Check;
 use crate::{Distillation, RecipeError};
 
 /// How the learning rate moves over the steps of a training, after its warmup.

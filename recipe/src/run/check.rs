@@ -7,7 +7,7 @@ use burn_lean_reparam::each_plain_float;
 use super::prune;
 use super::session::{Examples, Outputs, Session};
 use crate::RecipeError;
-use crate::plan::Check;
+use crate::check::Check;
 
 impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     /// Refuses paths that no parameter has, a share that shrinking cannot reach, grids that do not fit a

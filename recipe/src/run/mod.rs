@@ -5,9 +5,8 @@ mod dtype;
 mod progress;
 mod prune;
 mod quantize;
-pub(crate) mod session;
+mod session;
 mod shrink;
-pub(crate) mod tensors;
 mod train;
 
 use std::ops::ControlFlow;
@@ -27,25 +26,7 @@ use session::{Examples, Outputs, Session, Shipped, checksum, load, own};
 
 use crate::state::State;
 use crate::state::files::create_folder;
-use crate::{Recipe, RecipeError, Task, TrainStage};
-
-/// What was measured of the model of one stage.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
-    /// `FP32`, `AMP BF16` or, where nothing was trained, `dense`; `shrunk to 50 %`; `pruned 90 %`;
-    /// `pruned 90 %, W8A8`…
-    pub stage: String,
-    /// What the evaluation of the task says; `None` without one.
-    pub accuracy: Option<f64>,
-    /// Bytes of the record: Burn's of a dense model, the sparse one of others.
-    pub bytes: u64,
-    /// Numbers of the model that are not zero.
-    pub nonzeros: u64,
-    /// Median time of one example in milliseconds.
-    pub latency_ms: Option<f64>,
-    /// Wall clock of what made the model in seconds; after a restart, of the part after it.
-    pub seconds: f64,
-}
+use crate::{Recipe, RecipeError, Row, Task, TrainStage};
 
 /// Where the latency of a model is measured, with one example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -6,8 +6,7 @@ use std::ops::ControlFlow;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::Row;
-use crate::RecipeError;
+use crate::{RecipeError, Row};
 
 /// Something that has happened in a run.
 #[derive(Debug, Clone, PartialEq)]

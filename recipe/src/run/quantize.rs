@@ -10,8 +10,8 @@ use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
 use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device, slug};
-use super::tensors::on_device;
 use crate::joint::scales;
+use crate::tensors::on_device;
 use crate::{QuantizeStage, RecipeError, RoundingMethod};
 
 /// What the examples of Fisher samples are drawn by.

@@ -10,17 +10,17 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
-use burn_lean_quant::{QuantizedForward, load_record, save_safetensors};
+use burn_lean_quant::{load_record, save_safetensors};
 use burn_lean_reparam::{PathVisitor, Trail, each_plain_float, visit_with_path};
 
 use super::progress::Listener;
-use super::tensors::on_device;
 use super::train::Trainer;
-use super::{Latency, Progress, Row, Run, StageOutcome, dtype, key_seed, seed};
+use super::{Latency, Progress, Run, StageOutcome, dtype, key_seed, seed};
 use crate::state::files::FILES;
 use crate::state::{Kept, State};
-use crate::task::Batches;
-use crate::{Format, Recipe, RecipeError, Task, TrainStage};
+use crate::task::{Batches, predictor};
+use crate::tensors::{Finish, on_device};
+use crate::{Format, Recipe, RecipeError, Row, Task, TrainStage};
 
 /// At least so many runs of the forward pass, whose median is the latency.
 const LATENCY_RUNS: usize = 31;
@@ -336,30 +336,6 @@ pub(crate) fn own<M: Module>(model: &M) -> M {
     model.valid().train()
 }
 
-/// A model in evaluation mode as a function, with the quantizers that it carries.
-pub(crate) fn predictor<M, I, T, O>(
-    task: &Task<'_, M, I, T, O>,
-    model: &M,
-    device: &Device,
-) -> impl Fn(I) -> Result<O, RecipeError>
-where
-    M: Module,
-    I: Tensors,
-    O: Outputs,
-{
-    let quantizes = !burn_lean_quant::quantizers(model).is_empty();
-    let quantized = QuantizedForward::new().cached();
-    move |inputs| {
-        let inputs = on_device(&inputs, device);
-        match quantizes {
-            false => Ok((task.forward)(model, inputs)),
-            true => {
-                Ok(quantized.run(model, inputs, |model, inputs| (task.forward)(model, inputs))?)
-            }
-        }
-    }
-}
-
 /// CRC-32 of the tensors of a model, but those of reparameterizations.
 pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
     let mut sum = Checksum(crc32fast::Hasher::new());
@@ -385,16 +361,6 @@ impl PathVisitor for Checksum {
 
     burn_lean_reparam::visit_kinds!(int, bool: |self, at, param| {
         self.add(at, || param.val().to_data());
-    });
-}
-
-/// Waits for the device: the numbers are there when they are read.
-pub(crate) struct Finish;
-
-impl burn_lean_graph::TensorMapper for Finish {
-    burn_lean_graph::every_kind!(|self, tensor| {
-        let _ = tensor.to_data();
-        tensor.clone()
     });
 }
 

@@ -7,8 +7,8 @@ use burn_lean_prune::load_shrunk;
 use super::StageOutcome;
 use super::check::paths;
 use super::session::{Examples, Outputs, Session, Shipped, own};
-use super::tensors::on_device;
 use crate::state::Kept;
+use crate::tensors::on_device;
 use crate::{RecipeError, ShrinkStage};
 
 const KEY: &str = "1-shrink";

@@ -10,8 +10,8 @@ use burn_lean_quant::{QuantizedForward, advance, quantizers};
 use burn_lean_reparam::{catch_quietly, join_copies};
 
 use super::session::{Examples, Outputs, Session};
-use super::tensors::on_device;
 use super::{Progress, dtype, seed};
+use crate::tensors::on_device;
 use crate::{Distillation, RateSchedule, RecipeError, TrainStage};
 
 /// Where a training is: steps before `batch` of `epoch` are done.

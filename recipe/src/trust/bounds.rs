@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Trust;
+use crate::BrokenBound;
 
 /// Bounds that a compressed model must keep; those not given are none. The file of a CI gate.
 ///
@@ -34,28 +35,6 @@ pub struct Bounds {
     /// Accuracy that may be lost more than by the original, under any perturbation that changes inputs
     /// of this kind [points of percent].
     pub max_robustness_drop: Option<f64>,
-}
-
-/// A bound that is broken.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BrokenBound {
-    /// Its field in [`Bounds`].
-    pub bound: String,
-    /// What it says.
-    pub limit: f64,
-    /// What was found; `None` where it is not known, which breaks every bound.
-    pub found: Option<f64>,
-}
-
-impl std::fmt::Display for BrokenBound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} is {}, but ", self.bound, self.limit)?;
-        match self.found {
-            // As many digits as a bound has.
-            Some(found) => write!(f, "{} was found", (found * 1e4).round() / 1e4),
-            None => write!(f, "what it bounds was not measured"),
-        }
-    }
 }
 
 impl Bounds {

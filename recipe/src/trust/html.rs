@@ -2,7 +2,7 @@
 
 use super::{Bounds, Energy, Share, Side, Trust, plots};
 use crate::RecipeError;
-use crate::plan::percent_text;
+use crate::check::percent_text;
 
 const STYLE: &str = "body{font-family:sans-serif;max-width:900px;margin:2em auto;padding:0 1em;\
 color:#222}table{border-collapse:collapse;margin:1em 0}td,th{padding:.35em .9em;border-bottom:1px \

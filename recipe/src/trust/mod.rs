@@ -20,15 +20,16 @@ use burn_lean_reparam::each_plain_float;
 use serde::{Deserialize, Serialize};
 
 pub use answers::{Answers, ReliabilityBin};
-pub use bounds::{Bounds, BrokenBound};
+pub use bounds::Bounds;
 pub use energy::{Energy, EnergyCounter, EnergyMeter, EnergyPart};
 pub use perturbation::Perturbation;
 pub use statistics::{Share, mcnemar, wilson};
 
-use crate::run::session::{Finish, predictor};
-use crate::run::tensors::on_device;
+use crate::check::Check;
 use crate::state::files::{FILES, create_folder};
-use crate::{RecipeError, StageOutcome, Task};
+use crate::task::predictor;
+use crate::tensors::{Finish, on_device};
+use crate::{BrokenBound, RecipeError, StageOutcome, Task};
 
 /// How two models are compared.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -183,7 +184,7 @@ impl TrustConfig {
         O: Tensors + Send + Sync + 'static,
         B: IntoIterator<Item = (I, Tensor<1, Int>)>,
     {
-        let check = crate::plan::Check("report");
+        let check = Check("report");
         let inside = self.confidence > 0.0 && self.confidence < 1.0;
         check.accept(inside, "confidence", self.confidence, "above 0 and below 1")?;
         check.accept(self.bins >= 1, "bins", self.bins, "at least 1")?;

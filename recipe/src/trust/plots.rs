@@ -4,7 +4,7 @@ use plotters::prelude::*;
 
 use super::{LayerSqnr, Robustness, Side, Trust};
 use crate::RecipeError;
-use crate::plan::percent_text;
+use crate::check::percent_text;
 
 const ORIGINAL: RGBColor = RGBColor(0x2c, 0x6f, 0xbb);
 const COMPRESSED: RGBColor = RGBColor(0xd9, 0x5f, 0x02);

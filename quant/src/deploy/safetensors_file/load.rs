@@ -24,9 +24,9 @@ use crate::deploy::convert::OtherBytes;
 use crate::model::record::check_schemes;
 use crate::model::unobserved::rounding;
 use crate::module::effective::{FileNames, chained};
-use crate::module::walk::{Site, map_quantizers, quantizers, weight_schemes};
+use crate::module::walk::{Located, Site, map_quantizers, quantizers, weight_schemes};
 use crate::range::observer::read;
-use crate::{Dequantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
+use crate::{Dequantize, FakeQuantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
 pub(super) fn try_load<M: Module>(
     model: &M,
@@ -35,23 +35,11 @@ pub(super) fn try_load<M: Module>(
 ) -> Result<(M, ConversionReport), QuantError> {
     let file = FileError::new(path);
     let bytes = std::fs::read(path).map_err(|error| file.read(error))?;
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| file.read(error))?;
-    let metadata = header.metadata().clone().unwrap_or_default();
-    let of = |key: &str| metadata.get(key).map(String::as_str).unwrap_or_default();
-    if of("format") != FORMAT {
-        return Err(file.read("it is no file of a quantized model"));
-    }
-    let version = of("version");
-    if version != VERSION {
-        return Err(file.read(format!(
-            "it is of version {version}, but this version reads version {VERSION}"
-        )));
-    }
-    let (tensors, _) = unseal(&bytes).map_err(|error| file.read(error))?;
-    let mut activations: BTreeMap<String, Activation> =
-        serde_json::from_str(of("activations")).map_err(|error| file.read(error))?;
-    let entries: BTreeMap<String, Entry> =
-        serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
+    let Contents {
+        tensors,
+        entries,
+        mut activations,
+    } = Contents::of(&bytes, &file)?;
     let given = model;
     let attached;
     let model = match activations.is_empty() || !quantizers(given).is_empty() {
@@ -62,11 +50,6 @@ pub(super) fn try_load<M: Module>(
         }
     };
     let mut quantized = HashMap::new();
-    // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
-    let of_weights: Vec<String> = entries
-        .keys()
-        .map(|name| format!("{name}.quant.weight."))
-        .collect();
     for (name, entry) in entries {
         let dtype = entry.dtype;
         let weight = read_weight(&tensors, &name, entry, &file)?;
@@ -93,7 +76,7 @@ pub(super) fn try_load<M: Module>(
         schemes,
         chained: chained(model),
         config,
-        used: Vec::new(),
+        used: HashSet::new(),
         dequantized: HashMap::new(),
         weights: HashMap::new(),
         outcomes: Vec::new(),
@@ -102,7 +85,7 @@ pub(super) fn try_load<M: Module>(
         error: None,
     };
     let loaded = map_with_path(model.valid(), &mut loader);
-    if let Some(error) = loader.error {
+    if let Some(error) = loader.error.take() {
         return Err(error);
     }
     if let Some((name, _)) = activations.pop_first() {
@@ -110,66 +93,62 @@ pub(super) fn try_load<M: Module>(
     }
     check_schemes(&loaded)?;
     let loaded = map_quantizers(loaded, |located| {
-        if let Some(activation) = of_activations.remove(&located.path) {
-            let (_, device) = located.quantizer.groups();
-            return match activation.qparams(&device) {
-                Some(qparams) => located.quantizer.with_qparams(qparams),
-                None => located.quantizer,
-            };
-        }
-        let weights = &mut loader.weights;
-        let weight = located.parameter.filter(|_| located.site == Site::Weight);
-        match weight.and_then(|path| Some((weights.remove(&path)?, path))) {
-            Some((loaded, path)) => {
-                let quantizer = located.quantizer.with_dtype(loaded.dtype);
-                let quantizer = quantizer.with_dequantize(loaded.dequantize);
-                let qparams = || loaded.weight.qparams(&loaded.device);
-                if loader.codes.contains(&path) {
-                    return quantizer.with_codes(qparams());
-                }
-                // What a file leaves out of its state; of floats, what keeps them as they are.
-                match quantizer.has_range() || loader.dequantized.contains_key(&path) {
-                    true => quantizer.with_qparams(qparams()),
-                    false => quantizer,
-                }
-            }
-            None => located.quantizer,
+        match of_activations.remove(&located.path) {
+            Some(activation) => with_range(located.quantizer, &activation),
+            None => loader.quantizer(located),
         }
     });
-    let expected = std::mem::take(&mut loader.dequantized);
-    if is_prepared && !expected.is_empty() {
-        let mut check = Unchanged {
-            expected,
-            error: None,
-        };
-        visit_floats(&loaded.clone().materialize(), &mut check);
-        if let Some(error) = check.error {
-            return Err(error);
-        }
+    if is_prepared {
+        loader.check_unchanged(&loaded)?;
     }
-    let left_over = tensors.names().into_iter().find(|name| {
-        let not_needed = || {
-            let mut of_weights = of_weights.iter();
-            !is_prepared && of_weights.any(|prefix| name.starts_with(prefix))
-        };
-        !loader.used.iter().any(|used| used == name) && !not_needed()
-    });
-    match left_over {
-        Some(name) if !is_prepared && name.contains(".quant.") => Err(no_quantizer(&file, name)),
-        Some(name) => Err(file.read(format!("the model has no parameter for its `{name}`"))),
-        None => {
-            // What acts on a weight before its quantizer is part of the codes.
-            let loaded = unlink_before::<WeightQuantizer, _>(loaded, |path| {
-                names.iter().any(|name| name == path)
-            });
-            let rounding = rounding(&loaded);
-            for weight in &mut loader.outcomes {
-                weight.rounds_activations = rounding.contains(&weight.path);
-            }
-            let others = OtherBytes::of(&loaded, &loader.outcomes);
-            let report = ConversionReport::new(loader.outcomes, others, Vec::new());
-            Ok((loaded, report))
+    loader.check_used(&names, is_prepared)?;
+    // What acts on a weight before its quantizer is part of the codes.
+    let loaded =
+        unlink_before::<WeightQuantizer, _>(loaded, |path| names.iter().any(|name| name == path));
+    let report = loader.report(&loaded);
+    Ok((loaded, report))
+}
+
+/// What a file holds.
+struct Contents<'a> {
+    tensors: SafeTensors<'a>,
+    /// The quantized weights.
+    entries: BTreeMap<String, Entry>,
+    activations: BTreeMap<String, Activation>,
+}
+
+impl<'a> Contents<'a> {
+    fn of(bytes: &'a [u8], file: &FileError<'_>) -> Result<Self, QuantError> {
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| file.read(error))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        let of = |key: &str| metadata.get(key).map(String::as_str).unwrap_or_default();
+        if of("format") != FORMAT {
+            return Err(file.read("it is no file of a quantized model"));
         }
+        let version = of("version");
+        if version != VERSION {
+            return Err(file.read(format!(
+                "it is of version {version}, but this version reads version {VERSION}"
+            )));
+        }
+        let (tensors, _) = unseal(bytes).map_err(|error| file.read(error))?;
+        let activations =
+            serde_json::from_str(of("activations")).map_err(|error| file.read(error))?;
+        let entries = serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
+        Ok(Self {
+            tensors,
+            entries,
+            activations,
+        })
+    }
+}
+
+/// The quantizer with the range that a file gives it, if that has one.
+fn with_range(quantizer: FakeQuantize, activation: &Activation) -> FakeQuantize {
+    let (_, device) = quantizer.groups();
+    match activation.qparams(&device) {
+        Some(qparams) => quantizer.with_qparams(qparams),
+        None => quantizer,
     }
 }
 
@@ -229,7 +208,8 @@ struct Loader<'a> {
     /// Paths of weights on which something else than a quantizer acts.
     chained: HashSet<String>,
     config: LoadConfig,
-    used: Vec<String>,
+    /// Names of those tensors that the model needs.
+    used: HashSet<String>,
     /// Weights that are not held quantized, with their values and why.
     dequantized: HashMap<String, (Vec<f32>, QuantError)>,
     /// Those that were loaded.
@@ -261,7 +241,7 @@ impl Loader<'_> {
         layer: &str,
     ) -> Result<Tensor<D>, QuantError> {
         for part in ["codes", "scale", "zero_point"] {
-            self.used.push(format!("{path}.{part}"));
+            self.used.insert(format!("{path}.{part}"));
         }
         let prepared = self.schemes.get(path);
         if let Some(scheme) = prepared
@@ -271,68 +251,32 @@ impl Loader<'_> {
                 expected: scheme.to_string(),
             });
         }
-        let dtype = match dtype {
-            dtype if device.supports_dtype(dtype) => dtype,
-            FloatDType::F16 | FloatDType::BF16 | FloatDType::Flex32 => FloatDType::F32,
-            dtype => {
-                let reason = format!("`{path}` is {dtype:?}, which the device does not have");
-                return Err(self.file.read(reason));
-            }
-        };
-        let float = |weight: &QuantizedTensor| {
-            let values = weight.dequantize::<D>(device);
-            values.map(|values| values.cast(dtype))
-        };
+        let is_prepared = prepared.is_some();
+        let dtype = self.dtype_on(device, dtype, path)?;
         let asked = self.config.dequantize;
         // Burn's layers dequantize to the device's own dtype.
-        let held = prepared.is_some() || (asked != Dequantize::Once && dtype == FloatDType::F32);
+        let held = is_prepared || (asked != Dequantize::Once && dtype == FloatDType::F32);
         let held = held.then(|| weight.store::<D>(device, self.config.storage));
         let looked_at = match asked {
             Dequantize::InProduct if self.chained.contains(path) => {
                 Err("it is in a chain of reparameterizations".into())
             }
             // Its quantizer gives the layer values.
-            Dequantize::EveryUse if prepared.is_some() => Ok(()),
+            Dequantize::EveryUse if is_prepared => Ok(()),
             _ => {
                 let stored = held.as_ref().and_then(|held| held.as_ref().ok());
                 in_product(stored, &weight, (layer, dtype), asked)
             }
         };
+        // Without a quantizer nothing dequantizes what no product takes.
+        let held = held.filter(|held| is_prepared || looked_at.is_ok() || held.is_err());
+        let (tensor, outcome) = self.tensor(path, &weight, held, is_prepared, || {
+            let values = weight.dequantize::<D>(device);
+            values.map(|values| values.cast(dtype))
+        })?;
         let dequantize = match looked_at {
             Ok(()) => asked,
             Err(_) => Dequantize::Once,
-        };
-        let (tensor, outcome) = match held {
-            None => (float(&weight)?, Outcome::Dequantized),
-            Some(Ok(Stored::Values(_))) if prepared.is_none() && looked_at.is_err() => {
-                (float(&weight)?, Outcome::Dequantized)
-            }
-            Some(Ok(Stored::Values(values))) => {
-                let outcome = Outcome::of(&values);
-                (values, outcome)
-            }
-            Some(Ok(Stored::Codes(codes))) if prepared.is_some() => {
-                self.codes.push(path.to_string());
-                let outcome = Outcome::of(&codes);
-                (codes, outcome)
-            }
-            Some(Ok(Stored::Codes(_))) => (float(&weight)?, Outcome::Dequantized),
-            Some(Err(not_stored)) => {
-                let reason = match not_stored {
-                    NotStored::NoSmaller(reason)
-                    | NotStored::Error(QuantError::UnsupportedStorage { reason, .. }) => reason,
-                    NotStored::Error(error) => return Err(error),
-                };
-                let values = float(&weight)?;
-                let error = QuantError::UnsupportedStorage {
-                    scheme: weight.scheme().to_string(),
-                    shape: weight.shape().to_vec(),
-                    reason: reason.clone(),
-                };
-                let of_weight = (read(values.clone())?, error.at(path));
-                self.dequantized.insert(path.to_string(), of_weight);
-                (values, Outcome::KeptFakeQuantized { reason })
-            }
         };
         let values = weight.codes().len() * DType::from(dtype).size();
         let mut report = ConvertedWeight {
@@ -352,7 +296,7 @@ impl Loader<'_> {
             mismatch: None,
         };
         match &report.outcome {
-            Outcome::Converted { .. } if prepared.is_some() => report.hold_values(values),
+            Outcome::Converted { .. } if is_prepared => report.hold_values(values),
             _ => report.resident_bytes = report.bytes,
         }
         self.outcomes.push(report);
@@ -364,6 +308,130 @@ impl Loader<'_> {
         };
         self.weights.insert(path.to_string(), loaded);
         Ok(tensor)
+    }
+
+    /// The dtype of a weight's values where the device may not have that of the file.
+    fn dtype_on(
+        &self,
+        device: &Device,
+        dtype: FloatDType,
+        path: &str,
+    ) -> Result<FloatDType, QuantError> {
+        match dtype {
+            dtype if device.supports_dtype(dtype) => Ok(dtype),
+            FloatDType::F16 | FloatDType::BF16 | FloatDType::Flex32 => Ok(FloatDType::F32),
+            dtype => {
+                let reason = format!("`{path}` is {dtype:?}, which the device does not have");
+                Err(self.file.read(reason))
+            }
+        }
+    }
+
+    /// What the parameter gets: quantized numbers where they are held, or values.
+    fn tensor<const D: usize>(
+        &mut self,
+        path: &str,
+        weight: &QuantizedTensor,
+        held: Option<Result<Stored<D>, NotStored>>,
+        is_prepared: bool,
+        values: impl Fn() -> Result<Tensor<D>, QuantError>,
+    ) -> Result<(Tensor<D>, Outcome), QuantError> {
+        Ok(match held {
+            Some(Ok(Stored::Values(tensor))) => {
+                let outcome = Outcome::of(&tensor);
+                (tensor, outcome)
+            }
+            Some(Ok(Stored::Codes(codes))) if is_prepared => {
+                self.codes.push(path.to_string());
+                let outcome = Outcome::of(&codes);
+                (codes, outcome)
+            }
+            None | Some(Ok(Stored::Codes(_))) => (values()?, Outcome::Dequantized),
+            Some(Err(not_stored)) => {
+                let reason = match not_stored {
+                    NotStored::NoSmaller(reason)
+                    | NotStored::Error(QuantError::UnsupportedStorage { reason, .. }) => reason,
+                    NotStored::Error(error) => return Err(error),
+                };
+                let values = values()?;
+                let error = QuantError::UnsupportedStorage {
+                    scheme: weight.scheme().to_string(),
+                    shape: weight.shape().to_vec(),
+                    reason: reason.clone(),
+                };
+                let of_weight = (read(values.clone())?, error.at(path));
+                self.dequantized.insert(path.to_string(), of_weight);
+                (values, Outcome::KeptFakeQuantized { reason })
+            }
+        })
+    }
+
+    /// The quantizer of a weight that was loaded, with what it needs; others as they are.
+    fn quantizer(&mut self, located: Located) -> FakeQuantize {
+        let weight = located.parameter.filter(|_| located.site == Site::Weight);
+        let weights = &mut self.weights;
+        let Some((loaded, path)) = weight.and_then(|path| Some((weights.remove(&path)?, path)))
+        else {
+            return located.quantizer;
+        };
+        let quantizer = located.quantizer.with_dtype(loaded.dtype);
+        let quantizer = quantizer.with_dequantize(loaded.dequantize);
+        let qparams = || loaded.weight.qparams(&loaded.device);
+        if self.codes.contains(&path) {
+            return quantizer.with_codes(qparams());
+        }
+        // What a file leaves out of its state; of floats, what keeps them as they are.
+        match quantizer.has_range() || self.dequantized.contains_key(&path) {
+            true => quantizer.with_qparams(qparams()),
+            false => quantizer,
+        }
+    }
+
+    /// Refuses weights that are not held quantized and that their quantizers would change.
+    fn check_unchanged<M: Module>(&mut self, loaded: &M) -> Result<(), QuantError> {
+        if self.dequantized.is_empty() {
+            return Ok(());
+        }
+        let mut check = Unchanged {
+            expected: std::mem::take(&mut self.dequantized),
+            error: None,
+        };
+        visit_floats(&loaded.clone().materialize(), &mut check);
+        check.error.map_or(Ok(()), Err)
+    }
+
+    /// Refuses a tensor of the file that the model has no place for; `weights` names the quantized ones.
+    fn check_used(&self, weights: &[String], is_prepared: bool) -> Result<(), QuantError> {
+        // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
+        let of_weights: Vec<String> = weights
+            .iter()
+            .map(|name| format!("{name}.quant.weight."))
+            .collect();
+        let left_over = self.tensors.names().into_iter().find(|name| {
+            let not_needed = || {
+                let mut of_weights = of_weights.iter();
+                !is_prepared && of_weights.any(|prefix| name.starts_with(prefix))
+            };
+            !self.used.contains(*name) && !not_needed()
+        });
+        match left_over {
+            Some(name) if !is_prepared && name.contains(".quant.") => {
+                Err(no_quantizer(self.file, name))
+            }
+            Some(name) => Err(self
+                .file
+                .read(format!("the model has no parameter for its `{name}`"))),
+            None => Ok(()),
+        }
+    }
+
+    fn report<M: Module>(mut self, loaded: &M) -> ConversionReport {
+        let rounding = rounding(loaded);
+        for weight in &mut self.outcomes {
+            weight.rounds_activations = rounding.contains(&weight.path);
+        }
+        let others = OtherBytes::of(loaded, &self.outcomes);
+        ConversionReport::new(self.outcomes, others, Vec::new())
     }
 
     /// The tensor of this name, of this shape, for a parameter of dtype `held`.
@@ -388,7 +456,7 @@ impl Loader<'_> {
         let Some((dtype, _)) = dtype else {
             return Err(self.file.read(format!("`{path}` is {:?}", view.dtype())));
         };
-        self.used.push(path.to_string());
+        self.used.insert(path.to_string());
         let data = TensorData::from_bytes_vec(view.data().to_vec(), shape.to_vec(), *dtype);
         fitting(data, path, held, device, self.file)
     }

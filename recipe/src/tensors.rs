@@ -1,4 +1,4 @@
-//! Inputs and outputs on the device where they are needed.
+//! Inputs and outputs on the device where they are needed, and waiting until they are there.
 
 use burn::tensor::{Device, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
@@ -25,5 +25,15 @@ impl TensorMapper for OnDevice<'_> {
                 .with_gradient_checkpointing_strategy(strategy),
             None => moved,
         }
+    });
+}
+
+/// Waits for the device: the numbers are there when they are read.
+pub(crate) struct Finish;
+
+impl TensorMapper for Finish {
+    burn_lean_graph::every_kind!(|self, tensor| {
+        let _ = tensor.to_data();
+        tensor.clone()
     });
 }

@@ -10,8 +10,8 @@
 //! δ_j is the best step to a code that is not zero. Only what lowers f is done, the best of what was
 //! looked at first; in a pattern n:m only within a group.
 
+use super::RoundingProblem;
 use crate::grid::Range;
-use crate::round::RoundingProblem;
 
 /// Weights of either side that are looked at together.
 const LOOKED_AT: usize = 64;

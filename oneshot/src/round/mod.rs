@@ -6,6 +6,8 @@
 //! the small system (BᵀHB) s = BᵀHw, with one column of multiples for each group in B; neither can
 //! make f larger.
 
+mod zeros;
+
 use std::borrow::Cow;
 
 use burn_lean_layerwise::{Compensation, LayerwiseError};
@@ -13,8 +15,9 @@ use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
 use rayon::prelude::*;
 
+pub(crate) use zeros::Zeros;
+
 use crate::grid::Range;
-use crate::zeros::Zeros;
 use crate::{Quantize, Rounding};
 
 /// Most inputs for which an output with zeros has a factor of its own.
