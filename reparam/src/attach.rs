@@ -2,12 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{
-    Module, ModuleDisplay, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer,
-};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 
-use crate::{Chain, PathVisitor, Rejected, Trail, visit_with_path};
+use crate::Rejected;
 
 /// Why [`attach`] refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,8 +14,8 @@ pub enum AttachError {
     /// The parameter already carries a reparameterization, and Burn can hold only one.
     #[error(
         "parameter `{path}` already carries the reparameterization `{existing}`; attach both \
-         together with `ChainReparameterizer`, the second behind the first with `attach_behind`, or fold the \
-         first in with `Module::materialize`"
+         together with `ChainReparameterizer` (an adapter behind quantizers with `attach_behind` of `quant`), or \
+         fold the first in with `Module::materialize`"
     )]
     AlreadyAttached {
         /// Path of the parameter, for example `encoder.0.weight`.
@@ -82,76 +80,18 @@ pub fn attach<M: Module, R: Reparameterizer>(
     attach_to(model, reparameterizer, false, |_| false)
 }
 
-/// Attaches a reparameterization behind the one of type `R` that parameters carry, as a
-/// [`Chain`] of both: adapters on weights that were quantized before, whose codes they leave as they are
-/// ([QLoRA, Dettmers et al., 2023](https://arxiv.org/abs/2305.14314)).
-///
-/// A parameter that `reparameterizer` chooses and that carries none gets a chain of this one alone.
-///
-/// ```
-/// use burn::module::{Lora, LoraAdapter, Module};
-/// use burn::nn::LinearConfig;
-/// use burn::tensor::Device;
-/// use burn_lean_reparam::{Chain, attach, attach_behind};
-///
-/// let linear = LinearConfig::new(4, 2).init(&Device::flex());
-/// let linear = attach(linear, Lora::new(1, 1.0)).unwrap();
-/// let linear = attach_behind::<LoraAdapter, _, _>(linear, Lora::new(2, 1.0)).unwrap();
-/// let chain = linear.weight.reparameterization::<Chain<LoraAdapter, LoraAdapter>>().unwrap();
-/// assert!(chain.first.is_some() && chain.second.is_some());
-/// ```
+/// As [`attach`], where the new one takes the place of what parameters at some paths carry: it has to hold
+/// that, as the first link of a [`Chain`](crate::Chain) for instance.
 ///
 /// # Errors
 ///
-/// As [`attach`]; [`AttachError::AlreadyAttached`] for one that carries another type.
-pub fn attach_behind<R, M, T>(model: M, reparameterizer: T) -> Result<M, Rejected<M, AttachError>>
-where
-    R: Reparameterization + ModuleDisplay + Clone,
-    M: Module,
-    T: Reparameterizer<Reparam: ModuleDisplay>,
-{
-    let mut carried = Carried::<R>(HashMap::new());
-    visit_with_path(&model, &mut carried);
-    let paths: HashSet<String> = carried.0.keys().cloned().collect();
-    let behind = Behind {
-        first: carried.0,
-        second: reparameterizer,
-    };
-    attach_to(model, behind, false, |path| paths.contains(path))
-}
-
-/// What parameters carry of a type, by path.
-struct Carried<R>(HashMap<String, R>);
-
-impl<R: Reparameterization + Clone> PathVisitor for Carried<R> {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
-        if let (false, Some(carried)) = (at.is_attached(), param.reparameterization::<R>()) {
-            self.0.insert(at.path(), carried.clone());
-        }
-    }
-}
-
-struct Behind<R, T> {
-    first: HashMap<String, R>,
-    second: T,
-}
-
-impl<R, T> Reparameterizer for Behind<R, T>
-where
-    R: Reparameterization + ModuleDisplay,
-    T: Reparameterizer<Reparam: ModuleDisplay>,
-{
-    type Reparam = Chain<R, T::Reparam>;
-
-    fn reparameterize<const D: usize>(
-        &mut self,
-        path: &str,
-        param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Self::Reparam>) {
-        let (param, second) = self.second.reparameterize(path, param);
-        let chain = second.map(|second| Chain::new(self.first.remove(path), Some(second)));
-        (param, chain)
-    }
+/// As [`attach`], of parameters at other paths.
+pub fn attach_over<M: Module, R: Reparameterizer>(
+    model: M,
+    reparameterizer: R,
+    holds: impl Fn(&str) -> bool,
+) -> Result<M, Rejected<M, AttachError>> {
+    attach_to(model, reparameterizer, false, holds)
 }
 
 /// As [`attach`], where it is no mistake to choose nothing: the model comes back as it was.
@@ -166,12 +106,12 @@ pub fn attach_if_any<M: Module, R: Reparameterizer>(
     attach_to(model, reparameterizer, true, |_| false)
 }
 
-/// `stays` says where what a parameter carries becomes a part of the new one.
+/// `holds` says where what a parameter carries is a part of the new one.
 fn attach_to<M: Module, R: Reparameterizer>(
     model: M,
     reparameterizer: R,
     may_be_none: bool,
-    stays: impl Fn(&str) -> bool,
+    holds: impl Fn(&str) -> bool,
 ) -> Result<M, Rejected<M, AttachError>> {
     let mut finder = AttachedFinder::default();
     model.visit(&mut finder);
@@ -184,7 +124,7 @@ fn attach_to<M: Module, R: Reparameterizer>(
         existing: finder
             .attached
             .into_iter()
-            .filter(|attached| !stays(&attached.path))
+            .filter(|attached| !holds(&attached.path))
             .map(|attached| (attached.path, attached.name))
             .collect(),
         nested: finder.nested,

@@ -40,6 +40,12 @@
 //! empirical Fisher, in one stage or several; it takes a loss and labelled batches, budgets per layer
 //! or in operations, and N:M patterns. Take the first to begin with.
 //!
+//! Either takes the weights of all layers of the model that it is given, frozen ones, too: what is not to lose
+//! any, a teacher beside its student or the target of a bootstrap, is left out by the
+//! [`ParamGroup`](burn::module::ParamGroup) in `PrunerConfig::group` or `Pruner::group`. What the loss does not depend on is pruned
+//! first, with a warning. A loss across examples, a contrastive one for instance, needs several of them to a
+//! sample: `FisherConfig::with_batch_size`.
+//!
 //! Its gradient matrix has a row for each of n samples and a column for each weight. Where that is beyond
 //! memory, it can be in a file, or a sketch of more samples can take its place:
 //!

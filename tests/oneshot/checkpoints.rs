@@ -44,8 +44,8 @@ pub(crate) fn write(model: &Llama, file: &Path, hugging_face: bool) {
             let inputs = if name.contains("w2") { 20 } else { 16 };
             let outputs = numbers.len() / inputs;
             let at = |row: usize, column: usize| numbers[column * outputs + row];
-            // Of the 4 features of a head, Hugging Face has the even ones first.
-            let rotated = hugging_face && (name.contains("wq") || name.contains("wk"));
+            // Of the 4 features of a head, Meta has those that are rotated with each other side by side.
+            let rotated = !hugging_face && (name.contains("wq") || name.contains("wk"));
             let source = |row: usize| match rotated {
                 true => row / 4 * 4 + [0, 2, 1, 3][row % 4],
                 false => row,

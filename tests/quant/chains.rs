@@ -11,13 +11,18 @@ use burn_lean::prune::{Mask, Masks, masks::ParameterMask};
 use burn_lean::quant::{
     ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, PtqConfig, PtqMode, QatConfig,
     QuantizedForward, Rounding, RoundingConfig, Storage, Unsupported, WeightConfig,
-    WeightGranularity, WeightQuantizer, audit, compare, deploy::Outcome, inspect::Coverage,
-    load_safetensors, module::LayerInputs, qat::AttachQuantizers, quantized_weights,
-    rounding::AdaRoundConfig, save_safetensors,
+    WeightGranularity, WeightQuantizer, audit, compare,
+    deploy::Outcome,
+    inspect::Coverage,
+    load_safetensors,
+    module::LayerInputs,
+    qat::{AttachQuantizers, attach_behind},
+    quantized_weights,
+    rounding::AdaRoundConfig,
+    save_safetensors,
 };
 use burn_lean::reparam::{
-    AttachError, Chain, ChainReparameterizer, PathMapper, Trail, attach, attach_behind, find,
-    map_with_path,
+    AttachError, Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,
 };
 
 use crate::support::{each_device, on_each, scratch, tensor, values};
@@ -421,7 +426,7 @@ fn adapters_go_behind_weights_that_were_quantized_before() {
     let codes = quantized_weights(&net).unwrap();
     let before = values(net.forward(x.clone()));
     let frozen = net.no_grad();
-    let adapted = attach_behind::<WeightQuantizer, _, _>(frozen, Lora::new(2, 4.0)).unwrap();
+    let adapted = attach_behind(frozen, Lora::new(2, 4.0)).unwrap();
     // An adapter begins at nothing.
     assert_eq!(values(adapted.forward(x.clone())), before);
     let training = device.clone().autodiff();
@@ -449,7 +454,7 @@ fn adapters_go_behind_weights_that_were_quantized_before() {
         values(converted.forward(x.clone())),
         values(net.valid().forward(x))
     );
-    let again = attach_behind::<WeightQuantizer, _, _>(net, Lora::new(2, 4.0)).unwrap_err();
+    let again = attach_behind(net, Lora::new(2, 4.0)).unwrap_err();
     assert_matches!(again.error(), AttachError::AlreadyAttached { .. });
 }
 

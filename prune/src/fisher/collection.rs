@@ -111,7 +111,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             );
         }
         let zero_columns = self.zero_columns(&gradients, free)?;
-        self.check_information(&zero_columns)?;
+        self.warn_of_nothing(&zero_columns);
         let report = FisherReport {
             samples: n,
             batch_size: m,
@@ -192,20 +192,15 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         }
     }
 
-    /// Refuses gradients that are all zero: every support would be as good as any.
-    fn check_information(&self, zero_columns: &[(String, usize)]) -> Result<(), PruneError> {
+    /// Warns where all gradients are zero: every support is as good as any to the objective.
+    fn warn_of_nothing(&self, zero_columns: &[(String, usize)]) {
         let zeros: usize = zero_columns.iter().map(|(_, count)| count).sum();
-        match zeros == self.selection.layout().len() {
-            false => Ok(()),
-            true => Err(PruneError::InvalidConfig {
-                field: "batch_size",
-                value: format!(
-                    "{}: no weight has a gradient in any sample",
-                    self.config.batch_size
-                ),
-                expected: "a loss that depends on the weights; of a loss across examples, as contrastive ones \
-                           are, several of them to a sample (`FisherConfig::with_batch_size`)",
-            }),
+        if zeros == self.selection.layout().len() {
+            warn!(
+                batch_size = self.config.batch_size,
+                "no weight has a gradient in any sample, so that magnitude alone decides: a loss across examples, \
+                 as contrastive ones are, needs several of them to a sample (`FisherConfig::with_batch_size`)"
+            );
         }
     }
 
