@@ -26,6 +26,10 @@ def quantized(layer, tensors, scheme):
         name: tensors[f"{layer}.{name}"]
         for name in compressor.compression_param_names(scheme)
     }
+    zeros = data.get("weight_zero_point")
+    if zeros is not None:
+        # The library takes the bytes of its transposed view, which one word alone does not allow.
+        data["weight_zero_point"] = torch.tensor(zeros.t().tolist(), dtype=zeros.dtype).t()
     return compressor.decompress(data, scheme)["weight"]
 
 

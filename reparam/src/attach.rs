@@ -14,8 +14,7 @@ pub enum AttachError {
     /// The parameter already carries a reparameterization, and Burn can hold only one.
     #[error(
         "parameter `{path}` already carries the reparameterization `{existing}`; attach both \
-         together with `ChainReparameterizer` (an adapter behind quantizers with `attach_behind` of `quant`), or \
-         fold the first in with `Module::materialize`"
+         together with `Chain`, or fold the first in with `Module::materialize`"
     )]
     AlreadyAttached {
         /// Path of the parameter, for example `encoder.0.weight`.
@@ -77,21 +76,7 @@ pub fn attach<M: Module, R: Reparameterizer>(
     model: M,
     reparameterizer: R,
 ) -> Result<M, Rejected<M, AttachError>> {
-    attach_to(model, reparameterizer, false, |_| false)
-}
-
-/// As [`attach`], where the new one takes the place of what parameters at some paths carry: it has to hold
-/// that, as the first link of a [`Chain`](crate::Chain) for instance.
-///
-/// # Errors
-///
-/// As [`attach`], of parameters at other paths.
-pub fn attach_over<M: Module, R: Reparameterizer>(
-    model: M,
-    reparameterizer: R,
-    holds: impl Fn(&str) -> bool,
-) -> Result<M, Rejected<M, AttachError>> {
-    attach_to(model, reparameterizer, false, holds)
+    attach_to(model, reparameterizer, false)
 }
 
 /// As [`attach`], where it is no mistake to choose nothing: the model comes back as it was.
@@ -103,15 +88,13 @@ pub fn attach_if_any<M: Module, R: Reparameterizer>(
     model: M,
     reparameterizer: R,
 ) -> Result<M, Rejected<M, AttachError>> {
-    attach_to(model, reparameterizer, true, |_| false)
+    attach_to(model, reparameterizer, true)
 }
 
-/// `holds` says where what a parameter carries is a part of the new one.
 fn attach_to<M: Module, R: Reparameterizer>(
     model: M,
     reparameterizer: R,
     may_be_none: bool,
-    holds: impl Fn(&str) -> bool,
 ) -> Result<M, Rejected<M, AttachError>> {
     let mut finder = AttachedFinder::default();
     model.visit(&mut finder);
@@ -124,7 +107,6 @@ fn attach_to<M: Module, R: Reparameterizer>(
         existing: finder
             .attached
             .into_iter()
-            .filter(|attached| !holds(&attached.path))
             .map(|attached| (attached.path, attached.name))
             .collect(),
         nested: finder.nested,

@@ -2,27 +2,19 @@
 
 use burn::module::{Lora, LoraAdapter, Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{Mask, Masks, masks::ParameterMask};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, QuantizedForward, Rounding,
-    RoundingConfig, Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit,
-    compare,
-    deploy::Outcome,
-    inspect::Coverage,
-    load_safetensors,
-    module::LayerInputs,
-    qat::{AttachQuantizers, attach_behind},
-    quantized_weights,
-    rounding::AdaRoundConfig,
-    save_safetensors,
+    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, Rounding, RoundingConfig,
+    Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit, compare,
+    deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
+    qat::AttachQuantizers, quantized_weights, rounding::AdaRoundConfig, save_safetensors,
 };
 use burn_lean::reparam::{
-    AttachError, Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,
+    Chain, ChainReparameterizer, PathMapper, Trail, attach, find, map_with_path,
 };
 
 use crate::support::{each_device, on_each, scratch, tensor, values};
@@ -408,43 +400,6 @@ fn an_adapter_behind_the_quantizer_stays() {
         .unwrap();
     assert!(chain.second.is_some());
     assert_eq!(values(converted.fc1.weight.val()), expected);
-}
-
-/// QLoRA: codes that stay as they are, and adapters that are trained behind them.
-#[test]
-fn adapters_go_behind_weights_that_were_quantized_before() {
-    let device = Device::flex().autodiff();
-    let x = tensor::<2>(5, [32, INPUTS], &device);
-    let config = QatConfig::new()
-        .with_weight(WeightConfig::int(4))
-        .with_activation(None);
-    let net = config.prepare(Net::new(&device)).unwrap();
-    let codes = quantized_weights(&net.valid()).unwrap();
-    let before = values(net.forward(x.clone()));
-    let mut net = attach_behind(net.no_grad(), Lora::new(2, 4.0)).unwrap();
-    // An adapter begins at nothing.
-    assert_eq!(values(net.forward(x.clone())), before);
-    let mut optim = SgdConfig::new().init();
-    let run = |net: &Net| {
-        let loss = |net: &Net, x| (net.forward(x) - 1.0).square().mean();
-        QuantizedForward::new().run(net, x.clone(), loss).unwrap()
-    };
-    let first = run(&net).into_scalar::<f32>();
-    for _ in 0..20 {
-        let grads = GradientsParams::from_grads(run(&net).backward(), &net);
-        net = optim.step(0.05, net, grads);
-    }
-    assert!(run(&net).into_scalar::<f32>() < 0.9 * first);
-    // The codes are those that were there.
-    assert_eq!(quantized_weights(&net.valid()).unwrap(), codes);
-    let (converted, _) = ConvertConfig::new().convert(net.clone()).unwrap();
-    let x = x.inner();
-    assert_eq!(
-        values(converted.forward(x.clone())),
-        values(net.valid().forward(x))
-    );
-    let again = attach_behind(net, Lora::new(2, 4.0)).unwrap_err();
-    assert_matches!(again.error(), AttachError::AlreadyAttached { .. });
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub(crate) mod probe;
 pub(crate) mod run;
 pub(crate) mod training;
 
-pub use attach::{AttachQuantizers, attach_behind};
+pub use attach::AttachQuantizers;
 pub use config::QatConfig;
 pub use forward_q::{ForwardQ, MhaInput, TransformerDecoderInput, TransformerEncoderInput};
 pub use found_sites::FoundSites;
