@@ -72,7 +72,7 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
 ///
-/// Every model that can be recorded ([`Walk`]) will do. [`PrunerConfig`](crate::PrunerConfig) prunes
+/// Every model that can be recorded ([`Walk`](burn_lean_graph::Walk)) will do. [`PrunerConfig`](crate::PrunerConfig) prunes
 /// the others, from the gradients of a loss (CHITA); it also knows groups and budgets of operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Pruner {

@@ -29,15 +29,14 @@ const INDEX: &str = "model.safetensors.index.json";
 /// use burn_lean_quant::{QatConfig, WeightConfig};
 /// use burn_lean_quant::deploy::{PretrainedFolder, load_pretrained};
 ///
-/// let layers = |device| -> Vec<Linear> { vec![LinearConfig::new(64, 32).init(device)] };
+/// let layers = |device: &Device| -> Vec<Linear> { vec![LinearConfig::new(64, 32).init(device)] };
 /// let device = Device::flex();
 /// let quantized = QatConfig::new().with_weight(WeightConfig::int(4)).with_activation(None);
 /// let model = quantized.prepare(layers(&device.clone().autodiff()))?;
 /// // `0.weight` in the model.
 /// let names = |path: &str| format!("model.layers.{path}");
 ///
-/// let parent = tempfile::tempdir()?;
-/// let folder = parent.path().join("compressed");
+/// let folder = std::env::temp_dir().join(format!("compressed-{}", std::process::id()));
 /// let mut writer = PretrainedFolder::create(&folder)?;
 /// writer.add(&model, names)?;
 /// let report = writer.finish(serde_json::json!({ "model_type": "mine" }))?;
@@ -46,6 +45,7 @@ const INDEX: &str = "model.safetensors.index.json";
 ///
 /// let loaded = load_pretrained(layers(&device), &folder, names)?;
 /// assert_eq!(loaded[0].weight.val().into_data(), model[0].weight.val().into_data());
+/// std::fs::remove_dir_all(folder)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
