@@ -72,7 +72,8 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_lean::oneshot::{Compressed, KvFormat, OneShot};
+use burn_lean::oneshot::{Compressed, KvFormat, OneShot, OneShotError, Preset};
+use burn_lean::reparam::Rejected;
 use check::Expected;
 use checkpoint::{Checkpoint, Windows};
 use clap::Parser;
@@ -168,11 +169,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
             Some(rounded) => done.clone().prepare(Some(rounded))?.model,
         };
         let compressed = measured(&name, &in_use, cli.kv.into());
-        let is_read = cli.engine || pretrained.is_some();
-        let of_codes = match &preset.quantize {
-            // Only quantizers say what is codes.
-            Some(_) if is_read && preset.activations.is_none() => done.clone().prepare(None)?.model,
-            _ => in_use,
+        let of_codes = match cli.engine || pretrained.is_some() {
+            true => with_codes(&done, &preset, in_use)?,
+            false => in_use,
         };
         if let (None, Some(mut folder)) = (cli.finetune, pretrained.take()) {
             folder.add(&of_codes, None)?;
@@ -222,6 +221,22 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(rows.publish(cli.json.as_deref())?)
+}
+
+/// The model in use, with quantizers where its weights are codes: only these say so.
+fn with_codes<M: Module>(
+    done: &Compressed<M>,
+    preset: &Preset,
+    in_use: M,
+) -> Result<M, OneShotError> {
+    match (&preset.quantize, &preset.activations) {
+        (Some(_), None) => Ok(done
+            .clone()
+            .prepare(None)
+            .map_err(Rejected::into_error)?
+            .model),
+        _ => Ok(in_use),
+    }
 }
 
 /// The options of the command line.

@@ -252,7 +252,7 @@ fn is_taken(name: &str) -> bool {
 }
 
 /// Number of the block that a tensor is of, and its name there.
-fn layer_of(name: &str) -> Option<(&str, &str)> {
+pub(crate) fn layer_of(name: &str) -> Option<(&str, &str)> {
     let layer = name.strip_prefix("model.").unwrap_or(name);
     layer.strip_prefix("layers.")?.split_once('.')
 }

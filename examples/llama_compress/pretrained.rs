@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn_lean::quant::deploy::PretrainedFolder;
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::{ENDS, PARTS};
+use super::checkpoint::{ENDS, PARTS, layer_of};
 use super::llama::Sizes;
 
 /// What is beside the weights of a checkpoint and belongs to the tokenizer and to generation.
@@ -64,13 +64,10 @@ impl Pretrained {
             config.remove(key);
         }
         config.insert("dtype".into(), "float32".into());
-        for name in from.iter().flat_map(|_| BESIDE) {
-            let file = from
-                .map(|folder| folder.join(name))
-                .filter(|file| file.is_file());
-            if let Some(file) = file {
-                std::fs::copy(&file, self.to.join(name))
-                    .map_err(|error| format!("{}: {error}", file.display()))?;
+        if let Some(folder) = from {
+            for name in BESIDE.iter().filter(|name| folder.join(name).is_file()) {
+                std::fs::copy(folder.join(name), self.to.join(name))
+                    .map_err(|error| format!("{}: {error}", folder.join(name).display()))?;
             }
         }
         let report = self.folder.finish(config)?;
@@ -102,10 +99,7 @@ fn name(path: &str, block: Option<usize>) -> String {
         Some(number) => path
             .strip_prefix("block.")
             .map(|part| (number.to_string(), part)),
-        None => path
-            .strip_prefix("layers.")
-            .and_then(|rest| rest.split_once('.'))
-            .map(|(number, part)| (number.to_string(), part)),
+        None => layer_of(path).map(|(number, part)| (number.to_string(), part)),
     };
     match part {
         Some((number, part)) => format!("model.layers.{number}.{}", renamed(part, &PARTS)),

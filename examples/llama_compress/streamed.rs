@@ -16,7 +16,7 @@ use super::llama::{Llama, LoneBlock};
 use super::pretrained::Pretrained;
 use super::rows::{Measured, Row, Rows};
 use super::support::PeakMemory;
-use super::{one_shot, opened};
+use super::{one_shot, opened, with_codes};
 
 /// What arrives at a block for each batch of windows.
 type Arriving = Vec<Tensor<3>>;
@@ -82,11 +82,7 @@ pub(crate) fn run(
         };
         through(&in_use, &mut compressed.borrow_mut());
         if let Some(folder) = &mut pretrained {
-            let of_codes = match (&preset.quantize, &preset.activations) {
-                (Some(_), None) => done.clone().prepare(None)?.model,
-                _ => in_use,
-            };
-            folder.add(&of_codes, Some(number))?;
+            folder.add(&with_codes(&done, preset, in_use)?, Some(number))?;
         }
         let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
         bytes += 4 * (done.model.num_params() - weights) + done.report.bytes();
