@@ -170,9 +170,11 @@ mod tests {
         assert_eq!(packing, Packing::Whole);
         assert_eq!(packing.unpack(&packed, 11, 3), codes);
         assert_eq!(Packing::of(2, 11, 3, true), Some(Packing::Dense));
-        // Where the number of words differs it alone decides.
-        assert_eq!(Packing::of(10, 100, 3, true), Some(Packing::Dense));
-        assert_eq!(Packing::of(10, 100, 3, false), Some(Packing::Dense));
+        // Where the number of words differs it alone decides: 64 codes of 3 bits are 6 words, or 7 of ten.
+        for is_dense in [true, false] {
+            assert_eq!(Packing::of(6, 64, 3, is_dense), Some(Packing::Dense));
+            assert_eq!(Packing::of(7, 64, 3, is_dense), Some(Packing::Whole));
+        }
         assert_eq!(Packing::of(4, 8, 4, true), None);
     }
 
