@@ -64,7 +64,9 @@ mod walk;
 pub use conversions::round_all;
 pub use error::GraphError;
 pub use execute::{HalfStorage, Observed, Observer, take_replaced_states};
-pub use graph::{Graph, HookInfo, Node, Parameter, Role, Site, scalars};
+pub use graph::{
+    FewerSteps, Graph, HookInfo, LoopPart, Node, Parameter, Role, Rolled, Site, scalars,
+};
 pub use interpret::name as operation_name;
 pub use record::{Halves, Recording, model_device, record, record_halves};
 pub use recordings::Recordings;

@@ -39,3 +39,31 @@
 //! assert!((outputs - prepared).abs().max().into_scalar::<f32>() < 6e-3);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Sequences of any length
+//!
+//! The batch is open without being asked to, other axes are by name. What the network makes of their sizes is
+//! computed in the file. A recurrent layer over one of them, or a `for` loop over its steps, is one step in a `Loop`:
+//!
+//! ```
+//! use burn::nn::{Lstm, LstmConfig};
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_lean::deploy::{EngineConfig, Form, OpenAxis};
+//! use burn_lean::prelude::*;
+//!
+//! let device = Device::flex();
+//! let lstm: Lstm = LstmConfig::new(8, 16, true).init(&device);
+//! let forward = |lstm: &Lstm, x: Tensor<3>| lstm.forward(x, None).0;
+//! let of = |steps| Tensor::<3>::random([2, steps, 8], Distribution::Default, &device);
+//!
+//! let axes = [OpenAxis::new("steps", [(0, 1)])];
+//! let export = Export::record_open(&lstm, &of(6), &axes, forward)?;
+//! let onnx = export.to_onnx(Form::Float)?.model;
+//! assert!(onnx.nodes().iter().any(|node| node.operator() == "Loop"));
+//!
+//! let engine = EngineConfig::new().compile(export)?;
+//! let x = of(90);
+//! let difference = engine.run(&x)? - forward(&lstm, x);
+//! assert!(difference.abs().max().into_scalar::<f32>() < 1e-5);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```

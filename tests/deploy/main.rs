@@ -22,6 +22,7 @@ mod functions;
 mod judge;
 mod layers;
 mod left_float;
+mod loops;
 mod movement;
 mod on_the_fly;
 mod open_axes;

@@ -7,9 +7,9 @@ use burn::nn::attention::{
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Gru, GruConfig, LayerNorm,
-    LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig2d, PositionalEncoding,
-    PositionalEncodingConfig, RotaryEncoding, RotaryEncodingConfig,
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, PaddingConfig2d, PositionalEncoding, PositionalEncodingConfig, RotaryEncoding,
+    RotaryEncodingConfig,
 };
 use burn::tensor::activation::relu;
 use burn::tensor::module::{attention, interpolate};
@@ -473,30 +473,6 @@ fn attention_along_an_open_axis_needs_a_scale_of_its_own() {
         assert_says!(reason, "give `scale`");
         runs(&Nothing {}, &axes, &inputs, scaled(Some(0.3)));
     });
-}
-
-#[derive(Module, Debug)]
-struct Recurrent {
-    lstm: Lstm,
-    gru: Gru,
-}
-
-#[test]
-fn a_recurrence_has_an_operation_for_each_step() {
-    let device = Device::flex();
-    let net = Recurrent {
-        lstm: LstmConfig::new(4, 5, true).init(&device),
-        gru: GruConfig::new(4, 5, true).init(&device),
-    };
-    let x = tensor::<3>(1, [2, 6, 4], &device);
-    let lstm = |net: &Recurrent, x| net.lstm.forward(x, None).0;
-    let gru = |net: &Recurrent, x| net.gru.forward(x, None);
-    for reason in [
-        refused(&net, &[sequence()], &x, lstm),
-        refused(&net, &[sequence()], &x, gru),
-    ] {
-        assert_says!(reason, "a loop over it");
-    }
 }
 
 #[test]

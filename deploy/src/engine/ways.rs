@@ -59,6 +59,8 @@ pub(super) fn each<O: Tensors>(
     let bare = float.without_constants();
     let constant_bytes = float.model.constant_bytes();
     let loads = !forced || !is_loaded || config.arithmetic == Arithmetic::Fastest;
+    // Its loops have no result where they have no steps.
+    let loads = loads && (forced || !float.model.has_loops());
     if ways.allows(Backend::Rten) && loads {
         take(Candidate::rten(float, pools, ""));
     }
@@ -227,6 +229,9 @@ impl Ways<'_> {
             wide_integers: true,
         };
         let written = forms.export.write(&forms.weights, Form::Integer, limits)?;
+        if !forced && written.model.has_loops() {
+            return Ok(false);
+        }
         // Weights alone it dequantizes in every run.
         let pays = |layer: &LayerReport| match forced {
             true => is_integer(layer),

@@ -7,16 +7,18 @@ mod lower;
 mod open;
 mod products;
 mod quantizers;
+mod rolled;
 mod weights;
 mod writer;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
 use burn::module::Module;
 use burn::tensor::DType;
-use burn_lean_graph::{Graph, Recording, Tensors, record, signature};
+use burn_lean_graph::{Graph, LoopPart, Recording, Rolled, Tensors, record, signature};
 
 use crate::{DeployError, ElementType, OnnxModel, Quantization, ValueInfo};
 use data::HostTensor;
@@ -116,6 +118,8 @@ pub struct Export<O> {
     /// That of the parameters, or else of the inputs.
     #[cfg(feature = "engine")]
     pub(crate) device: Option<burn::backend::DispatchDevice>,
+    /// Where loops over an open axis may have any number of steps.
+    rolled: Option<Rolled>,
     open: Open,
     quantization: Quantization,
 }
@@ -182,6 +186,9 @@ impl<O: Tensors> Export<O> {
     /// refuses is left out, and the file fails with it: more positions than a table has. An axis named `batch`
     /// has to stay open; without that name the first axes do where they can.
     ///
+    /// A loop over such an axis, as a recurrent layer has it or a `for` loop over its steps, is in the file as one
+    /// step and a `Loop` ([`Graph::rolled`] says what is one). Record it with six steps or more.
+    ///
     /// ```
     /// use burn::module::Module;
     /// use burn::nn::{Embedding, EmbeddingConfig, PositionalEncoding, PositionalEncodingConfig};
@@ -213,7 +220,7 @@ impl<O: Tensors> Export<O> {
     /// # Errors
     ///
     /// As [`record`](Self::record); [`DeployError::OpenAxis`] for an axis whose size the forward pass computes
-    /// with: numbers that the host makes of it, a loop over it (a recurrent layer), parts of it that are
+    /// with: numbers that the host makes of it, a loop over it whose steps differ, parts of it that are
     /// neither a multiple nor a sum; [`DeployError::InvalidConfig`] for axes that the inputs do not have, and
     /// names that are empty or given twice.
     pub fn record_open<M: Module, I: Tensors>(
@@ -228,7 +235,22 @@ impl<O: Tensors> Export<O> {
         let plain = model.clone().materialize();
         let recording = record(&plain, &given, &forward)?.fold_rows();
         let quantization = quantizers::quantization(&model, &given, &forward, recording.graph())?;
-        let open = Open::find(&plain, inputs, open_axes, &forward, recording.graph())?;
+        let find = |rolled| {
+            let graph = recording.graph();
+            Open::find(&plain, inputs, open_axes, &forward, graph, rolled)
+        };
+        let mut rolled = None;
+        let mut open = find(None);
+        if let Err(DeployError::OpenAxis { name, .. }) = &open {
+            rolled = recording.graph().rolled();
+            if let Some(rolled) = &rolled {
+                let name = name.clone();
+                open = find(Some(rolled));
+                let same = rolled::quantization(recording.graph(), rolled, &quantization);
+                same.map_err(|reason| DeployError::OpenAxis { name, reason })?;
+            }
+        }
+        let open = open?;
         let parameters = recording.graph().parameter_values(&plain)?;
         Ok(Self {
             #[cfg(feature = "engine")]
@@ -239,6 +261,7 @@ impl<O: Tensors> Export<O> {
             described: burn_lean_graph::description(inputs),
             recording,
             parameters,
+            rolled,
             open,
             quantization,
         })
@@ -276,9 +299,30 @@ impl<O: Tensors> Export<O> {
 
     /// The constants, and the codes of the quantized weights, as the operations read them.
     pub(crate) fn weights(&self) -> Result<Weights, DeployError> {
-        let graph = self.graph();
-        let constants = constants(graph, &self.parameters, &self.open)?;
+        let graph = self.written();
+        let constants = constants(self.graph(), graph, &self.parameters, &self.open)?;
         Weights::of(graph, &self.parameters, &self.quantization, constants)
+    }
+
+    /// The operations as they are written: of loops over an open axis, one step.
+    fn written(&self) -> &Graph {
+        self.rolled
+            .as_ref()
+            .map_or(self.graph(), |rolled| &rolled.graph)
+    }
+
+    /// What is said of these.
+    fn quantized(&self) -> Result<Cow<'_, Quantization>, DeployError> {
+        let Some(rolled) = &self.rolled else {
+            return Ok(Cow::Borrowed(&self.quantization));
+        };
+        let found = rolled::quantization(self.graph(), rolled, &self.quantization);
+        found
+            .map(Cow::Owned)
+            .map_err(|reason| DeployError::OpenAxis {
+                name: "of a loop".into(),
+                reason,
+            })
     }
 
     /// The parameters, of which quantized ones have the values that their codes stand for.
@@ -301,8 +345,10 @@ impl<O: Tensors> Export<O> {
         limits: Limits,
     ) -> Result<Exported, DeployError> {
         self.quantization.check()?;
-        let mut writer = self.writer(weights, form, limits);
-        let graph = self.graph();
+        let quantization = self.quantized()?;
+        let graph = self.written();
+        let mut writer = Writer::new(graph, &self.open, &quantization, weights, form);
+        writer.limits = limits;
         for (id, (shape, dtype)) in graph.inputs().iter().zip(&self.inputs) {
             let name = writer.name_input(*id);
             let sizes = self.open.sizes(*id, shape);
@@ -315,18 +361,19 @@ impl<O: Tensors> Export<O> {
         for node in graph.nodes() {
             writer.lower(node)?;
         }
-        writer.finish(graph.outputs())
-    }
-
-    fn writer<'a>(&'a self, weights: &'a Weights, form: Form, limits: Limits) -> Writer<'a> {
-        let mut writer = Writer::new(self.graph(), &self.open, &self.quantization, weights, form);
-        writer.limits = limits;
-        writer
+        let mut exported = writer.finish(graph.outputs())?;
+        if let Some(rolled) = &self.rolled {
+            for layer in &mut exported.layers {
+                layer.node = rolled.origins[layer.node].unwrap_or(layer.node);
+            }
+        }
+        Ok(exported)
     }
 }
 
-/// The values of what does not depend on an input, nor on an open size.
+/// The values of what does not depend on an input, nor on an open size or the step of a loop.
 fn constants(
+    evaluated: &Graph,
     graph: &Graph,
     parameters: &[DispatchTensor],
     open: &Open,
@@ -337,7 +384,7 @@ fn constants(
             .map(|(id, data)| (id, HostTensor::from_data(data.clone())))
             .collect());
     }
-    let values = graph.constant_values(parameters)?;
+    let values = evaluated.constant_values(parameters)?;
     let read = read_by_others(graph, &values);
     let ids = graph.constants().map(|(id, _)| id);
     let mut dependent: HashSet<TensorId> = ids.filter(|id| open.depends(*id)).collect();
@@ -346,7 +393,9 @@ fn constants(
         let operation = node.operation();
         let mut inputs = operation.inputs();
         let reads = inputs.any(|one| dependent.contains(&one.id))
-            || open.numbers(node.index()).iter().any(Size::is_open);
+            || open.numbers(node.index()).iter().any(Size::is_open)
+            // Other ones in each step of a loop.
+            || LoopPart::of(operation).is_some();
         let outputs = operation.outputs().map(|one| one.id);
         dependent.extend(outputs.filter(|id| reads || open.depends(*id)));
     }

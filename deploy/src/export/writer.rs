@@ -1,10 +1,14 @@
 //! Nodes, names and constants of a model that is being written.
 
+mod steps;
+
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::{ScalarIr, TensorId, TensorIr};
 use burn::tensor::DType;
 use burn_lean_graph::{Graph, Node};
+
+use steps::Around;
 
 use super::data::HostTensor;
 use super::open::{Known, Number, Open, Size};
@@ -38,6 +42,8 @@ pub(crate) struct Writer<'a> {
     of: HashMap<TensorId, String>,
     /// Names of constants that are written once, by what they are.
     once: HashMap<String, String>,
+    /// What surrounds the loop whose step is being written.
+    around: Option<Around>,
 }
 
 impl<'a> Writer<'a> {
@@ -65,6 +71,7 @@ impl<'a> Writer<'a> {
             numbers: HashMap::new(),
             of: HashMap::new(),
             once: HashMap::new(),
+            around: None,
         }
     }
 

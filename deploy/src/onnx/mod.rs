@@ -7,5 +7,5 @@ mod protobuf;
 
 #[cfg(feature = "engine")]
 pub(crate) use model::part;
-pub(crate) use model::{Attribute, ENGINE, MICROSOFT};
+pub(crate) use model::{Attribute, Body, ENGINE, MICROSOFT};
 pub use model::{Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};

@@ -58,6 +58,33 @@ pub(crate) enum Attribute {
     Text(&'static str, &'static str),
     /// A tensor of one element.
     Element(&'static str, ElementType, Vec<u8>),
+    /// What a loop computes in each step.
+    Body(&'static str, Box<Body>),
+}
+
+/// The nodes of a loop's step, which read what is made outside by its name, too.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Body {
+    pub(crate) nodes: Vec<OnnxNode>,
+    pub(crate) inputs: Vec<ValueInfo>,
+    pub(crate) outputs: Vec<ValueInfo>,
+}
+
+impl Body {
+    /// What its nodes read that none of them makes, without its inputs: each name once.
+    pub(crate) fn captured(&self) -> Vec<&str> {
+        let inputs = self.inputs.iter().map(|input| &input.name);
+        let made = self.nodes.iter().flat_map(|node| &node.outputs);
+        let mut known: HashSet<&str> = inputs.chain(made).map(String::as_str).collect();
+        known.insert("");
+        let mut captured = Vec::new();
+        for name in self.nodes.iter().flat_map(OnnxNode::reads) {
+            if known.insert(name) {
+                captured.push(name);
+            }
+        }
+        captured
+    }
 }
 
 /// An operation of an [`OnnxModel`].
@@ -72,6 +99,46 @@ pub struct OnnxNode {
 }
 
 impl OnnxNode {
+    /// The names of its operands, and of what its loop's step reads from outside.
+    pub(crate) fn reads(&self) -> Vec<&str> {
+        let inputs = self.inputs.iter().map(String::as_str);
+        let captured = self.body().into_iter().flat_map(Body::captured);
+        inputs.chain(captured).collect()
+    }
+
+    /// What it computes in each step, if it is a loop.
+    pub(crate) fn body(&self) -> Option<&Body> {
+        let mut attributes = self.attributes.iter();
+        attributes.find_map(|attribute| match attribute {
+            Attribute::Body(_, body) => Some(&**body),
+            _ => None,
+        })
+    }
+
+    /// Gives names to what it reads and makes, also within a loop's step.
+    fn rename(&mut self, rename: &impl Fn(&mut String)) {
+        let names = self.inputs.iter_mut().chain(&mut self.outputs);
+        names.for_each(rename);
+        for attribute in &mut self.attributes {
+            if let Attribute::Body(_, body) = attribute {
+                body.nodes.iter_mut().for_each(|node| node.rename(rename));
+                let values = body.inputs.iter_mut().chain(&mut body.outputs);
+                values.for_each(|value| rename(&mut value.name));
+            }
+        }
+    }
+
+    /// Each name that it or a loop's step has.
+    fn names<'a>(&'a self, found: &mut HashSet<&'a str>) {
+        let own = self.inputs.iter().chain(&self.outputs);
+        found.extend(own.map(String::as_str));
+        if let Some(body) = self.body() {
+            let values = body.inputs.iter().chain(&body.outputs);
+            found.extend(values.map(|value| value.name.as_str()));
+            body.nodes.iter().for_each(|node| node.names(found));
+        }
+    }
+
     /// ONNX's name of the operator, `Conv` for example.
     pub fn operator(&self) -> &str {
         self.operator
@@ -238,18 +305,13 @@ impl OnnxModel {
             let value = format!("{} names for {}", names.len(), old.len());
             return Err(invalid(value, "a name for each"));
         }
-        let nodes = self.nodes.iter();
-        let mut taken: HashSet<&str> = nodes
-            .flat_map(|node| node.inputs.iter().chain(&node.outputs))
-            .chain(
-                self.inputs
-                    .iter()
-                    .chain(&self.outputs)
-                    .map(|value| &value.name),
-            )
+        let values = self.inputs.iter().chain(&self.outputs);
+        let mut taken: HashSet<&str> = values
+            .map(|value| &value.name)
             .chain(self.initializers.iter().map(|constant| &constant.name))
             .map(String::as_str)
             .collect();
+        self.nodes.iter().for_each(|node| node.names(&mut taken));
         for name in &old {
             taken.remove(name.as_str());
         }
@@ -265,13 +327,15 @@ impl OnnxModel {
                 *name = new.clone();
             }
         };
-        for node in &mut self.nodes {
-            let names = node.inputs.iter_mut().chain(&mut node.outputs);
-            names.for_each(rename);
-        }
+        self.nodes.iter_mut().for_each(|node| node.rename(&rename));
         let values = self.inputs.iter_mut().chain(&mut self.outputs);
         values.for_each(|value| rename(&mut value.name));
         Ok(())
+    }
+
+    #[cfg(feature = "engine")]
+    pub(crate) fn has_loops(&self) -> bool {
+        self.nodes.iter().any(|node| node.body().is_some())
     }
 
     /// Bytes of all constants.
@@ -291,23 +355,16 @@ impl OnnxModel {
                 bytes: self.constant_bytes(),
             });
         }
-        let mut graph = Message::default();
-        for node in &self.nodes {
-            graph.message(1, &node.encode());
-        }
-        graph.text(2, "burn-lean");
-        for input in &self.inputs {
-            graph.message(11, &input.encode());
-        }
-        for output in &self.outputs {
-            graph.message(12, &output.encode());
-        }
+        let graph = graph("burn-lean", &self.nodes, &self.inputs, &self.outputs);
         let mut model = Message::default();
         model.int(1, IR_VERSION);
         model.text(2, "burn-lean");
         model.text(3, env!("CARGO_PKG_VERSION"));
         model.ending(7, &graph, 5, &heads(&self.initializers));
-        let domains: HashSet<&str> = self.nodes.iter().map(|node| node.domain).collect();
+        let in_loops = self.nodes.iter().filter_map(OnnxNode::body);
+        let in_loops = in_loops.flat_map(|body| &body.nodes);
+        let nodes = self.nodes.iter().chain(in_loops);
+        let domains: HashSet<&str> = nodes.map(|node| node.domain).collect();
         model.message(8, &opset("", OPSET));
         if domains.contains(MICROSOFT) {
             model.message(8, &opset(MICROSOFT, 1));
@@ -334,6 +391,21 @@ impl OnnxModel {
         FILES.write(path.as_ref(), &bytes)?;
         Ok(bytes.len() as u64)
     }
+}
+
+/// Nodes, inputs and outputs under a name.
+fn graph(name: &str, nodes: &[OnnxNode], inputs: &[ValueInfo], outputs: &[ValueInfo]) -> Message {
+    let mut graph = Message::default();
+    for node in nodes {
+        graph.message(1, &node.encode());
+    }
+    graph.text(2, name);
+    for (field, values) in [(11, inputs), (12, outputs)] {
+        for value in values {
+            graph.message(field, &value.encode());
+        }
+    }
+    graph
 }
 
 /// Some nodes with the constants that they read, as a model of their own: inputs and outputs by name
@@ -432,6 +504,11 @@ impl Attribute {
                 attribute.ints(8, values.iter().copied());
                 7
             }
+            Self::Body(name, body) => {
+                attribute.text(1, name);
+                attribute.message(6, &graph(name, &body.nodes, &body.inputs, &body.outputs));
+                5
+            }
         };
         attribute.int(20, kind);
         attribute
@@ -484,8 +561,8 @@ impl OnnxModel {
     pub(crate) fn tidy(&mut self) {
         // Outputs that are a copy of what one node makes and nothing else reads take its place.
         let mut readers: HashMap<String, usize> = HashMap::new();
-        for input in self.nodes.iter().flat_map(|node| &node.inputs) {
-            *readers.entry(input.clone()).or_default() += 1;
+        for input in self.nodes.iter().flat_map(OnnxNode::reads) {
+            *readers.entry(input.into()).or_default() += 1;
         }
         let mut renamed: HashMap<String, String> = HashMap::new();
         let made: HashSet<String> = self.nodes.iter().flat_map(|n| n.outputs.clone()).collect();
@@ -510,7 +587,7 @@ impl OnnxModel {
         let mut kept = Vec::with_capacity(self.nodes.len());
         for node in std::mem::take(&mut self.nodes).into_iter().rev() {
             if node.outputs.iter().any(|output| needed.contains(output)) {
-                needed.extend(node.inputs.iter().cloned());
+                needed.extend(node.reads().into_iter().map(String::from));
                 kept.push(node);
             }
         }

@@ -3,6 +3,7 @@
 pub(crate) mod composite;
 pub(crate) mod describe;
 mod kept;
+mod loops;
 mod node;
 mod parameter;
 pub(crate) mod rows;
@@ -16,6 +17,7 @@ use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use composite::Composites;
 use kept::Kept;
+pub use loops::{FewerSteps, LoopPart, Rolled};
 pub use node::{Node, scalars};
 pub(crate) use parameter::ParamPlace;
 pub use parameter::Parameter;

@@ -9,6 +9,7 @@ mod convolution;
 mod linear;
 mod plan;
 mod ranging;
+mod repeat;
 mod sparse;
 mod value;
 
@@ -25,6 +26,7 @@ use between::Between;
 use convolution::Convolution;
 use linear::Linear;
 use ranging::Ranging;
+use repeat::Repeat;
 use value::{Codes, Floats, Value};
 
 /// How weights are kept.
@@ -75,6 +77,11 @@ enum Operation {
     Convolution(Convolution),
     Between(Arc<Between>),
     Foreign(Box<Program>),
+    Repeat(Box<Repeat>),
+    /// A part of floats along an axis, from one number that is computed to another.
+    Part(usize),
+    /// Floats from the last to the first along the first axis.
+    Reversed,
 }
 
 impl Runner {
@@ -101,6 +108,12 @@ impl Runner {
     }
 
     fn steps(&self, inputs: Vec<Foreign>) -> Result<Vec<Foreign>, DeployError> {
+        let inputs = inputs.into_iter().map(Value::of).collect();
+        let results = self.compute(inputs)?.into_iter();
+        results.map(Value::into_foreign).collect()
+    }
+
+    fn compute(&self, inputs: Vec<Value>) -> Result<Vec<Value>, DeployError> {
         let mut slots = self.filled(inputs);
         for step in &self.steps {
             let given = step.given(&mut slots)?;
@@ -108,9 +121,7 @@ impl Runner {
         }
         let results = self.outputs.iter().map(|slot| {
             let value = slots[*slot].clone();
-            value
-                .ok_or_else(|| failed("a result is missing"))?
-                .into_foreign()
+            value.ok_or_else(|| failed("a result is missing"))
         });
         results.collect()
     }
@@ -118,11 +129,11 @@ impl Runner {
 
 impl Runner {
     /// The slots, with the inputs in theirs.
-    fn filled(&self, inputs: Vec<Foreign>) -> Vec<Option<Value>> {
+    fn filled(&self, inputs: Vec<Value>) -> Vec<Option<Value>> {
         let mut slots: Vec<Option<Value>> = Vec::new();
         slots.resize_with(self.slots, || None);
         for (slot, value) in self.inputs.iter().zip(inputs) {
-            slots[*slot] = Some(Value::of(value));
+            slots[*slot] = Some(value);
         }
         slots
     }
@@ -169,6 +180,9 @@ impl Operation {
                 let made = program.run(values)?;
                 return Ok(made.into_iter().map(Value::of).collect());
             }
+            Self::Repeat(repeat) => return repeat.run(given),
+            Self::Part(axis) => repeat::part(given, *axis)?,
+            Self::Reversed => repeat::reversed(take(&mut given)?)?,
             Self::Quantize { ranging, last } => {
                 let x = take(&mut given)?.floats()?;
                 let x = match last {

@@ -3,6 +3,7 @@
 mod between;
 mod codes;
 mod products;
+mod repeat;
 mod tail;
 
 use std::collections::{HashMap, HashSet};
@@ -45,7 +46,7 @@ pub(super) fn plan(model: &OnnxModel, keep: Keep, pools: &Pools) -> Result<Runne
     for (index, node) in model.nodes.iter().enumerate() {
         let made = node.outputs.iter().map(|name| (name.as_str(), index));
         planner.makers.extend(made);
-        for input in &node.inputs {
+        for input in node.reads() {
             let readers: &mut Vec<usize> = planner.readers.entry(input).or_default();
             if readers.last() != Some(&index) {
                 readers.push(index);
@@ -118,6 +119,18 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let node = &model.nodes[index];
+            if let Some(body) = node.body() {
+                self.flush()?;
+                self.repeat(node, body)?;
+                continue;
+            }
+            if let Some((operation, operands)) = self.part(node) {
+                self.flush()?;
+                let inputs = operands.into_iter().map(|name| self.slot(name)).collect();
+                let outputs = vec![self.slot(&node.outputs[0])];
+                self.push(operation, inputs, outputs);
+                continue;
+            }
             match self.own(index, node)? {
                 Some((operation, operands, output)) => {
                     self.flush()?;

@@ -40,7 +40,7 @@ impl Runner {
     }
 
     fn measure(&mut self, inputs: Vec<Foreign>) -> Result<Vec<SparseLayer>, DeployError> {
-        let mut slots = self.filled(inputs);
+        let mut slots = self.filled(inputs.into_iter().map(Value::of).collect());
         let mut found = self.dense_zeros.clone();
         let mut chosen: HashMap<String, Matrix> = HashMap::new();
         for step in &mut self.steps {

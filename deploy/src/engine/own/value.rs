@@ -134,6 +134,14 @@ impl Value {
         Self::Floats(Arc::new(floats))
     }
 
+    pub(super) fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Floats(floats) => floats.shape.clone(),
+            Self::Codes(codes) => codes.shape.clone(),
+            Self::Foreign(value) => value.shape().to_vec(),
+        }
+    }
+
     pub(super) fn floats(self) -> Result<Arc<Floats>, DeployError> {
         match self {
             Self::Floats(floats) => Ok(floats),

@@ -6,6 +6,7 @@ mod base;
 mod convolution;
 mod float;
 mod integer;
+mod loops;
 mod numeric;
 mod pool;
 mod resize;
@@ -14,7 +15,7 @@ use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
     ScalarIr, TensorIr,
 };
-use burn_lean_graph::{Graph, Node};
+use burn_lean_graph::{Graph, LoopPart, Node};
 
 use super::Writer;
 use crate::onnx::Attribute;
@@ -84,9 +85,11 @@ impl<'a> Writer<'a> {
             OperationIr::Activation(op) => self.activation(op),
             OperationIr::Module(op) => self.module(op, node),
             OperationIr::Init(_) | OperationIr::Drop(_) => Ok(()),
-            OperationIr::Custom(_) | OperationIr::Distributed(_) => {
-                Err("it belongs to a backend".into())
-            }
+            operation @ OperationIr::Custom(_) => match LoopPart::of(operation) {
+                Some(part) => self.looped(part, node),
+                None => Err("it belongs to a backend".into()),
+            },
+            OperationIr::Distributed(_) => Err("it belongs to a backend".into()),
         }
     }
 
@@ -208,6 +211,8 @@ pub(crate) fn module_of(graph: &Graph, node: Node<'_>) -> String {
 /// rounded operands.
 pub(crate) fn rounds_operands(operation: &OperationIr) -> bool {
     match operation {
+        // What frames the step of a loop.
+        OperationIr::Custom(_) => true,
         OperationIr::Float(_, float) => matches!(float, FloatOperationIr::Matmul(_)),
         OperationIr::NumericFloat(_, numeric) => matches!(numeric, NumericOperationIr::Add(_)),
         OperationIr::BaseFloat(base) => matches!(base, BaseOperationIr::Cat(_)),

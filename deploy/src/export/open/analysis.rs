@@ -5,7 +5,7 @@ use burn::backend::ir::{
     SliceOpIr, TensorId, TensorIr,
 };
 use burn::tensor::TensorData;
-use burn_lean_graph::{Graph, Node};
+use burn_lean_graph::{Graph, LoopPart, Node};
 
 use super::probe::{Sample, made_on_the_host, whole_numbers};
 use super::sizes::{Number, Size};
@@ -25,6 +25,7 @@ pub(super) fn analyse(
     let mut analysis = Analysis {
         graph,
         samples,
+        is_in_loop: false,
         open: Open::default(),
     };
     for axis in axes {
@@ -46,6 +47,8 @@ pub(super) fn analyse(
 struct Analysis<'a> {
     graph: &'a Graph,
     samples: &'a [&'a Sample],
+    /// Whether a loop has begun and not ended.
+    is_in_loop: bool,
     open: Open,
 }
 
@@ -119,6 +122,12 @@ impl Analysis<'_> {
             let module = module_of(self.graph, node);
             format!("`{}` of {module} {why}", node.name())
         })?;
+        // How many steps there are is known before the loop.
+        match LoopPart::of(operation) {
+            Some(LoopPart::Begin { .. }) => self.is_in_loop = true,
+            Some(LoopPart::End { .. }) => self.is_in_loop = false,
+            _ => {}
+        }
         for out in operation.outputs() {
             let mut sizes = Vec::with_capacity(out.shape.num_dims());
             for axis in 0..out.shape.num_dims() {
@@ -126,6 +135,10 @@ impl Analysis<'_> {
                 let known = &mut self.open.known;
                 sizes.push(match known.explain(&values) {
                     Some(size) => size,
+                    None if self.is_in_loop => {
+                        let (name, module) = (node.name(), module_of(self.graph, node));
+                        return Err(format!("`{name}` of {module}, in a loop, {COMPUTES}"));
+                    }
                     None => known.computed(values, out.id, axis),
                 });
             }
@@ -157,6 +170,9 @@ impl Analysis<'_> {
     fn needs(&mut self, node: Node<'_>) -> Result<(), &'static str> {
         use BaseOperationIr::*;
         self.scalar(node)?;
+        if let Some(LoopPart::Take { .. }) = LoopPart::of(node.operation()) {
+            return self.numbers(node).map(drop);
+        }
         match node.operation() {
             OperationIr::BaseFloat(base)
             | OperationIr::BaseInt(base)

@@ -1,17 +1,20 @@
 //! Axes whose size stays open: found by recording the forward pass with other sizes.
 
 mod analysis;
+mod loops;
 mod probe;
 mod sizes;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use burn::backend::ir::TensorId;
 use burn::module::Module;
-use burn_lean_graph::{Graph, Tensors, record, signature};
+use burn_lean_graph::{Graph, Rolled, Tensors, record, signature};
 
 use crate::{DeployError, Dimension};
 use analysis::analyse;
+use loops::sample_of_fewer;
 pub(crate) use probe::without_autodiff;
 use probe::{Sample, resized, with_counts};
 use sizes::Sizes;
@@ -117,6 +120,8 @@ enum Probed {
     Refused(String),
     /// It does something else.
     Other(String),
+    /// It may be the same, with loops too short to be seen.
+    Short(Box<Graph>),
     Same(Sample),
 }
 
@@ -130,7 +135,7 @@ impl Open {
     /// Records `forward` again, with other sizes of these axes and of the batch, and compares the
     /// operations. A size that the forward pass refuses is left out.
     ///
-    /// The batch stays fixed where it has to.
+    /// The batch stays fixed where it has to. Of a `rolled` graph, loops may have other numbers of steps.
     ///
     /// # Errors
     ///
@@ -140,8 +145,10 @@ impl Open {
         inputs: &I,
         axes: &[OpenAxis],
         forward: &impl Fn(&M, I) -> O,
-        graph: &Graph,
+        plain: &Graph,
+        rolled: Option<&Rolled>,
     ) -> Result<Self, DeployError> {
+        let graph = rolled.map_or(plain, |rolled| &rolled.graph);
         let shapes = signature(inputs).into_iter().map(|(shape, _)| shape);
         let shapes: Vec<Vec<usize>> = shapes.collect();
         check(axes, &shapes)?;
@@ -150,8 +157,17 @@ impl Open {
                 Err(error) => return Probed::Refused(error.to_string()),
                 Ok(recording) => recording.fold_rows(),
             };
-            match Sample::compare(graph, recording.graph(), shapes) {
-                Err(why) => Probed::Other(with_counts(why, graph, recording.graph())),
+            let mut other = Cow::Borrowed(recording.graph());
+            if let Some(rolled) = rolled {
+                match other.rolled() {
+                    Some(same) if same.loops() == rolled.loops() => {
+                        other = Cow::Owned(same.graph);
+                    }
+                    _ => return Probed::Short(Box::new(other.into_owned())),
+                }
+            }
+            match Sample::compare(graph, &other, shapes) {
+                Err(why) => Probed::Other(with_counts(why, graph, &other)),
                 Ok(sample) if sample.is_possible() => Probed::Same(sample),
                 Ok(_) => Probed::Refused("windows are wider than what is left".into()),
             }
@@ -160,6 +176,7 @@ impl Open {
             graph,
             own: Sample::of(graph, &shapes),
             shapes: &shapes,
+            rolled,
             probe: &probe,
         };
         let mut fixed_batch = None;
@@ -251,28 +268,45 @@ struct Finder<'a> {
     /// Of the exported recording.
     own: Sample,
     shapes: &'a [Vec<usize>],
+    /// Where loops may have other numbers of steps.
+    rolled: Option<&'a Rolled>,
     probe: &'a dyn Fn(&[Vec<usize>]) -> Probed,
 }
 
 impl Finder<'_> {
     /// A recording with other sizes of axes.
     fn probe(&self, sizes: &[(&OpenAxis, usize)]) -> Probed {
+        (self.probe)(&self.resized(sizes))
+    }
+
+    /// The shapes of the inputs with these sizes.
+    fn resized(&self, sizes: &[(&OpenAxis, usize)]) -> Vec<Vec<usize>> {
         let mut shapes = self.shapes.to_vec();
         for (open, size) in sizes {
             for (input, axis) in &open.axes {
                 shapes[*input][*axis] = *size;
             }
         }
-        (self.probe)(&shapes)
+        shapes
     }
 
     /// One axis of other sizes.
     fn alone(&self, axis: &OpenAxis) -> Result<Found, String> {
         let name = &axis.name;
-        let (mut samples, mut refused) = (Vec::new(), None);
-        for size in axis.others(axis.size(self.shapes)) {
+        let (mut samples, mut short, mut refused) = (Vec::new(), Vec::new(), None);
+        let own = axis.size(self.shapes);
+        let mut sizes = axis.others(own);
+        if self.rolled.is_some() && *name != BATCH {
+            // What begins to differ with the second and third step.
+            let more = [2, 3].into_iter().filter(|size| *size != own);
+            let more: Vec<usize> = more.filter(|size| !sizes.contains(size)).collect();
+            sizes.extend(more);
+        }
+        for size in sizes {
             match self.probe(&[(axis, size)]) {
                 Probed::Same(sample) => samples.push((size, sample)),
+                Probed::Short(one) if size < axis.size(self.shapes) => short.push((size, one)),
+                Probed::Short(_) => return Err(format!("a {name} of {size} has other loops")),
                 // What refuses a size has no result that a file could miss.
                 Probed::Refused(why) => refused = refused.or(Some(why)),
                 Probed::Other(why) if size == 1 => {
@@ -291,6 +325,18 @@ impl Finder<'_> {
                 ),
             });
         }
+        let mut fewer = Vec::new();
+        for (size, graph) in short {
+            let shapes = self.resized(&[(axis, size)]);
+            let shown = self
+                .rolled
+                .and_then(|rolled| sample_of_fewer(rolled, &graph, &shapes, &samples));
+            let shown = shown.ok_or_else(|| {
+                format!("a {name} of {size} is another computation, not one whose loops have fewer steps")
+            })?;
+            fewer.extend(shown.map(|sample| (size, sample)));
+        }
+        samples.extend(fewer);
         let each = samples.iter().map(|(_, sample)| sample);
         let all: Vec<&Sample> = std::iter::once(&self.own).chain(each).collect();
         analyse(self.graph, &[axis], &all)?;
@@ -311,6 +357,9 @@ impl Finder<'_> {
             match self.probe(&sizes.collect::<Vec<_>>()) {
                 Probed::Same(sample) => joint.push(sample),
                 Probed::Refused(why) => refused = refused.or(Some(why)),
+                Probed::Short(_) => {
+                    refused = refused.or_else(|| Some("loops are too short to be seen".into()));
+                }
                 Probed::Other(why) => return Err(why),
             }
         }

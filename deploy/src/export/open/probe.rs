@@ -8,7 +8,7 @@ use burn::backend::ir::{
 };
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Int, Shape, Slice, Tensor, TensorData};
-use burn_lean_graph::{Graph, Node, TensorMapper, Tensors};
+use burn_lean_graph::{Graph, LoopPart, Node, TensorMapper, Tensors};
 
 use crate::export::lower::module_of;
 
@@ -82,6 +82,10 @@ impl Sample {
                 twins.insert(tensor.id, twin.id);
                 found.shapes.insert(tensor.id, twin.shape.to_vec());
             }
+            // Another result of the same operation.
+            if twins.get(&id) != Some(&twin) {
+                return Err("operations read other tensors".into());
+            }
             for (tensor, twin) in operation.inputs().zip(same.inputs()) {
                 found.shapes.insert(tensor.id, twin.shape.to_vec());
                 pairs.push((tensor.id, twin.id));
@@ -115,6 +119,9 @@ impl Sample {
     fn note_numbers(&mut self, node: Node<'_>, operation: &OperationIr) {
         if let Some(number) = scalar_of(&mut operation.clone()).and_then(|o| whole(&o.rhs)) {
             self.scalars.insert(node.index(), number);
+        }
+        if let Some(LoopPart::Take { start, .. }) = LoopPart::of(operation) {
+            self.numbers.insert(node.index(), vec![start]);
         }
         let (OperationIr::BaseFloat(base)
         | OperationIr::BaseInt(base)
@@ -168,7 +175,9 @@ pub(super) fn with_counts(why: String, graph: &Graph, other: &Graph) -> String {
     match ours == theirs {
         true => why,
         false => format!(
-            "{why}; there are {theirs} operations instead of {ours}, as a loop over it makes them"
+            "{why}; there are {theirs} operations instead of {ours}, as a loop over it makes them. Loops \
+             stay open whose steps do the same, read of what is before the last step alone, and were \
+             recorded three times or more"
         ),
     }
 }
@@ -268,6 +277,7 @@ fn without_sizes(operation: &OperationIr) -> OperationIr {
     {
         o.rhs = ScalarIr::Int(0);
     }
+    LoopPart::start_at(&mut operation, 0);
     operation.visit_mut(&mut Anonymous);
     operation
 }

@@ -84,6 +84,12 @@ impl<'a> Planner<'a> {
         let Some(node) = self.makers.get(name).map(|at| &self.model.nodes[*at]) else {
             return false;
         };
+        if let Some(body) = node.body() {
+            // The first of the body says whether there is another step.
+            let place = node.outputs.iter().position(|one| one == name);
+            let info = place.and_then(|place| body.outputs.get(1 + place));
+            return info.is_some_and(|info| info.element != F32);
+        }
         match node.operator {
             "Shape" | "ArgMax" | "ArgMin" | "Equal" | "Greater" | "GreaterOrEqual" | "Less"
             | "LessOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN" | "IsInf" => true,
