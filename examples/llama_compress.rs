@@ -147,80 +147,88 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let mut rows = Rows::new(format!("Compressed on {windows} windows"), original);
     // One for all rows: a later one finds in its hands what an earlier one has left.
     let memory = PeakMemory::start();
-    for (name, preset) in presets {
-        memory.forget_peak();
-        let start = Instant::now();
-        let bar = support::progress(0, name.clone());
-        let oneshot = one_shot(cli, OneShot::new(preset.clone())).with_progress(|_, _, of| {
-            bar.set_length(of as u64);
-            bar.inc(1);
-        });
-        let inputs = batches.iter().map(|(inputs, _)| inputs.clone());
-        let done =
-            oneshot.compress(model.clone(), inputs, |model, tokens| model.forward(tokens))?;
-        bar.finish_and_clear();
-        let seconds = start.elapsed().as_secs_f64();
-        let peak = memory.bytes();
-        if let (Some(file), None) = (&cli.out, cli.finetune) {
-            done.save(file)?;
-        }
-        let in_use = match &preset.activations {
-            None => done.model.clone(),
-            Some(rounded) => done.clone().prepare(Some(rounded))?.model,
-        };
-        let compressed = measured(&name, &in_use, cli.kv.into());
-        let of_codes = match cli.engine || pretrained.is_some() {
-            true => with_codes(&done, &preset, in_use)?,
-            false => in_use,
-        };
-        if let (None, Some(mut folder)) = (cli.finetune, pretrained.take()) {
-            folder.add(&of_codes, None)?;
-            folder.finish(cli.checkpoint.as_deref(), &sizes)?;
-        }
-        let engine = cli.engine.then_some(of_codes);
-        let engine = engine.map(|model| in_engine(&name, &model, &eval, cli.batch, &device));
-        let row = Row {
-            compressed,
-            engine: engine.transpose()?,
-            bytes: stored(&model, &done),
-            seconds,
-            peak,
-        };
-        rows.push(&name, &preset, &row);
-        if let Some(steps) = cli.finetune {
+    let mut compress =
+        |rows: &mut Rows, name: String, preset: Preset| -> Result<(), Box<dyn Error>> {
             memory.forget_peak();
             let start = Instant::now();
-            let how = Finetuning {
-                steps,
-                seed: cli.seed,
-            };
-            let bar = support::progress(steps, "fine-tuning");
-            let tuned = finetune(&done, &model, &calibration, how, &device, |_| bar.inc(1))?;
+            let bar = support::progress(0, name.clone());
+            let oneshot = one_shot(cli, OneShot::new(preset.clone())).with_progress(|_, _, of| {
+                bar.set_length(of as u64);
+                bar.inc(1);
+            });
+            let inputs = batches.iter().map(|(inputs, _)| inputs.clone());
+            let done =
+                oneshot.compress(model.clone(), inputs, |model, tokens| model.forward(tokens))?;
             bar.finish_and_clear();
-            let tuned_seconds = start.elapsed().as_secs_f64();
-            let tuned_peak = memory.bytes();
-            if let Some(file) = &cli.out {
-                tuned.save(file)?;
+            let seconds = start.elapsed().as_secs_f64();
+            let peak = memory.bytes();
+            if let (Some(file), None) = (&cli.out, cli.finetune) {
+                done.save(file)?;
             }
-            if let Some(mut folder) = pretrained.take() {
-                folder.add(&tuned.model, None)?;
+            let in_use = match &preset.activations {
+                None => done.model.clone(),
+                Some(rounded) => done.clone().prepare(Some(rounded))?.model,
+            };
+            let compressed = measured(&name, &in_use, cli.kv.into());
+            let of_codes = match cli.engine || pretrained.is_some() {
+                true => with_codes(&done, &preset, in_use)?,
+                false => in_use,
+            };
+            if cli.finetune.is_none()
+                && let Some(mut folder) = pretrained.take()
+            {
+                folder.add(&of_codes, None)?;
                 folder.finish(cli.checkpoint.as_deref(), &sizes)?;
             }
-            let name = format!("{name}, {steps} steps");
-            let engine = (cli.engine)
-                .then(|| in_engine(&name, &tuned.model, &eval, cli.batch, &device))
-                .transpose()?;
+            let engine = cli.engine.then_some(of_codes);
+            let engine = engine.map(|model| in_engine(&name, &model, &eval, cli.batch, &device));
             let row = Row {
-                compressed: measured(&name, &tuned.model, cli.kv.into()),
-                engine,
-                seconds: seconds + tuned_seconds,
-                peak: peak.max(tuned_peak),
-                ..row
+                compressed,
+                engine: engine.transpose()?,
+                bytes: stored(&model, &done),
+                seconds,
+                peak,
             };
             rows.push(&name, &preset, &row);
-        }
-    }
-    Ok(rows.publish(cli.json.as_deref())?)
+            if let Some(steps) = cli.finetune {
+                memory.forget_peak();
+                let start = Instant::now();
+                let how = Finetuning {
+                    steps,
+                    seed: cli.seed,
+                };
+                let bar = support::progress(steps, "fine-tuning");
+                let tuned = finetune(&done, &model, &calibration, how, &device, |_| bar.inc(1))?;
+                bar.finish_and_clear();
+                let tuned_seconds = start.elapsed().as_secs_f64();
+                let tuned_peak = memory.bytes();
+                if let Some(file) = &cli.out {
+                    tuned.save(file)?;
+                }
+                if let Some(mut folder) = pretrained.take() {
+                    folder.add(&tuned.model, None)?;
+                    folder.finish(cli.checkpoint.as_deref(), &sizes)?;
+                }
+                let name = format!("{name}, {steps} steps");
+                let engine = (cli.engine)
+                    .then(|| in_engine(&name, &tuned.model, &eval, cli.batch, &device))
+                    .transpose()?;
+                let row = Row {
+                    compressed: measured(&name, &tuned.model, cli.kv.into()),
+                    engine,
+                    seconds: seconds + tuned_seconds,
+                    peak: peak.max(tuned_peak),
+                    ..row
+                };
+                rows.push(&name, &preset, &row);
+            }
+            Ok(())
+        };
+    let mut presets = presets.into_iter();
+    let done = presets.try_for_each(|(name, preset)| compress(&mut rows, name, preset));
+    // Also what came before a method that failed.
+    rows.publish(cli.json.as_deref())?;
+    done
 }
 
 /// The model in use, with quantizers where its weights are codes: only these say so.

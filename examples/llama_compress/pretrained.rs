@@ -64,6 +64,17 @@ impl Pretrained {
             config.remove(key);
         }
         config.insert("dtype".into(), "float32".into());
+        // What the folder does not say, and what it was read with.
+        let said = self::config(sizes);
+        let has_scaling = config.contains_key("rope_parameters");
+        for key in ["rms_norm_eps", "rope_theta", "tie_word_embeddings"] {
+            if !config.contains_key(key) && !(key == "rope_theta" && has_scaling) {
+                config.extend(
+                    said.get_key_value(key)
+                        .map(|(key, value)| (key.clone(), value.clone())),
+                );
+            }
+        }
         if let Some(folder) = from {
             for name in BESIDE.iter().filter(|name| folder.join(name).is_file()) {
                 std::fs::copy(folder.join(name), self.to.join(name))

@@ -164,8 +164,12 @@ impl<'a> OneShot<'a> {
         if part.name.is_none() && self.preset.blocks.is_none() {
             check_called(model, walk.graph(), &blocks)?;
         }
+        // Said before the first block takes its hours.
+        for layer in blocks.iter().flat_map(Block::layers) {
+            self.preset
+                .check_pattern(layer.path(), layer.product.inputs)?;
+        }
         if self.preset.solves() {
-            // Said before the first block takes its hours.
             for layer in blocks.iter().flat_map(Block::layers) {
                 let (rows, inputs) = (walk.row_count(&layer.product), layer.product.inputs);
                 if rows < inputs {

@@ -108,6 +108,20 @@ fn failed(path: &str, source: LayerwiseError) -> OneShotError {
 }
 
 impl Preset {
+    /// Refuses groups of inputs that do not divide those of a layer.
+    pub(crate) fn check_pattern(&self, path: &str, inputs: usize) -> Result<(), OneShotError> {
+        match self.prune.as_ref().map(|prune| &prune.pattern) {
+            Some(Pattern::NOfM { m, .. }) if inputs % (*m).max(1) != 0 => Err(failed(
+                path,
+                LayerwiseError::DoesNotDivide {
+                    group: *m,
+                    features: inputs,
+                },
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether a method needs more of XᵀX than its diagonal.
     pub(crate) fn solves(&self) -> bool {
         let rounds = self

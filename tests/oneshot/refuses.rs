@@ -307,6 +307,27 @@ fn patterns_that_do_not_divide() {
     assert_eq!(path, "layers.0.weight");
 }
 
+/// Before the layers that it does divide have taken their time.
+#[test]
+fn a_pattern_that_does_not_divide_a_late_layer() {
+    let device = Device::flex();
+    let mut net = Net::new(&device);
+    net.layers.push(LinearConfig::new(8, 6).init(&device));
+    net.layers.push(LinearConfig::new(6, 8).init(&device));
+    let mut begun = false;
+    let preset: Preset = "sparse-2:4".parse().unwrap();
+    let rejected = OneShot::new(preset)
+        .with_progress(|_, _, _| begun = true)
+        .compress(net, [tensor::<2>(1, [20, 8], &device)], Net::forward);
+    let rejected = rejected.unwrap_err();
+    let OneShotError::DoesNotFit { path, .. } = rejected.error() else {
+        panic!("{}", rejected.error());
+    };
+    assert_eq!(path, "layers.3.weight");
+    drop(rejected);
+    assert!(!begun);
+}
+
 #[test]
 fn a_model_in_training() {
     let device = Device::flex().autodiff();

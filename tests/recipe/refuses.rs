@@ -187,6 +187,51 @@ fn blocks_that_do_not_divide_a_layer_are_refused_before_training_for_the_fisher(
     }
 }
 
+/// Layer by layer, folding and ONNX files look at the operations of the forward pass, and come after the training.
+#[test]
+fn a_forward_pass_that_cannot_be_recorded_is_refused_before_training() {
+    let device = Device::flex();
+    let reads = Task::new(
+        |model: &Net, x: Tensor<4>| {
+            let largest = x.clone().max().into_scalar::<f32>();
+            model.forward(x / largest)
+        },
+        |logits: Tensor<2>, _: Tensor<1, Int>| logits.square().mean(),
+        |seed| batches(seed, &device).into_iter(),
+    );
+    let train = Recipe::new().with_train(TrainStage::new(1, 0.01));
+    let mut unfolded = int8();
+    unfolded.fold = false;
+    for (recipe, stage) in [
+        (train.clone().with_prune(PruneStage::new(0.5)), "pruned"),
+        (train.clone().with_quantize(int8()), "W8A8"),
+        (
+            train
+                .clone()
+                .with_quantize(unfolded.clone())
+                .with_export(Format::Onnx),
+            "export",
+        ),
+    ] {
+        let mut begun = false;
+        let folder = tempfile::tempdir().unwrap();
+        let rejected = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .with_output(folder.path())
+            .with_progress(|_| {
+                begun = true;
+                ControlFlow::Continue(())
+            })
+            .run(Net::new(16, &device.clone().autodiff()), &reads)
+            .unwrap_err();
+        assert!(!begun, "{stage}");
+        match rejected.error() {
+            RecipeError::Stage { stage: at, .. } => assert!(at.starts_with(stage), "{at}"),
+            other => panic!("{other}"),
+        }
+    }
+}
+
 /// Why a training fails, by the batches, the learning rate and the model.
 fn failed(
     dtype: ComputeDtype,

@@ -228,6 +228,31 @@ impl QuantizeStage {
         }
     }
 
+    /// Refuses more samples of gradients than fit into memory.
+    pub(crate) fn check_memory<M: Module>(
+        &self,
+        stage: &str,
+        model: &M,
+    ) -> Result<(), RecipeError> {
+        if self.rounding != RoundingMethod::Fisher {
+            return Ok(());
+        }
+        let fisher = self.fisher();
+        let selection = Selection::of(model, None)?;
+        let needed = fisher.bytes_needed(&selection);
+        let most = fisher.samples as u128 * fisher.memory_bound as u128 / needed.max(1) as u128;
+        let expected = format!(
+            "at most {most}: the gradients of {} take {needed} bytes, and may take {}",
+            fisher.samples, fisher.memory_bound
+        );
+        let fits = needed <= fisher.memory_bound;
+        Check(stage).accept(fits, "samples", fisher.samples, &*expected)
+    }
+
+    fn fisher(&self) -> FisherConfig {
+        FisherConfig::new(self.samples.unwrap_or(500)).with_progress(false)
+    }
+
     /// Whether quantization without training looks at data: for ranges, or to round weights.
     fn ptq_uses_data(&self) -> bool {
         let few_bits = |format: NumberFormat| format.is_int() && format.bits() <= 4;
@@ -285,8 +310,7 @@ impl QuantizeStage {
         let solver = SolverConfig::new(budget)
             .with_method(Method::BackSolve)
             .with_dead_columns(Some(DeadColumns::Priced));
-        let fisher = FisherConfig::new(self.samples.unwrap_or(500)).with_progress(false);
-        let mut joint = Joint::new(PrunerConfig::new(solver, fisher), self.qat());
+        let mut joint = Joint::new(PrunerConfig::new(solver, self.fisher()), self.qat());
         joint.grid.exchange_rounds = 0;
         Ok(joint)
     }

@@ -1,17 +1,23 @@
 //! What a run refuses of a model and its data before anything is computed.
 
 use burn::module::Module;
+use burn_lean_deploy::{Export, Form};
+use burn_lean_graph::record;
 use burn_lean_prune::SparsityPattern;
+use burn_lean_quant::QuantError;
 use burn_lean_reparam::each_plain_float;
 
+#[cfg(feature = "engine")]
+use super::Latency;
 use super::prune;
 use super::session::{Examples, Outputs, Session};
-use crate::RecipeError;
 use crate::check::Check;
+use crate::{Format, PruneMethod, PruneStage, QuantizeStage, RecipeError};
 
 impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     /// Refuses paths that no parameter has, a share that shrinking cannot reach, grids that do not fit a
-    /// weight, and Fisher samples that no batch is large enough for.
+    /// weight, Fisher samples that no batch is large enough for or that do not fit into memory, and a forward
+    /// pass that a later stage cannot record.
     pub(crate) fn check(&self, model: &M) -> Result<(), RecipeError> {
         let paths = paths(model);
         if let Some(shrink) = &self.recipe.shrink {
@@ -25,9 +31,12 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             if self.recipe.shrink.is_some() {
                 // What it divides then is not known yet.
                 plan.block = None;
+            } else {
+                plan.check_memory(&format!("quantize[{index}]"), model)?;
             }
             plan.check(&format!("quantize[{index}]"), model)?;
         }
+        self.check_forward(model)?;
         let Some(plan) = &self.recipe.prune else {
             return Ok(());
         };
@@ -56,6 +65,36 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         };
         let expected = format!("at most {largest}, the examples in a batch of the loader");
         check.refuse("batch_size", size, expected)
+    }
+}
+
+impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
+    /// Refuses a forward pass that stages after the training have to record and that cannot be.
+    fn check_forward(&self, model: &M) -> Result<(), RecipeError> {
+        let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
+        let layerwise =
+            |plan: &PruneStage| (plan.method == PruneMethod::Layerwise).then(|| plan.name());
+        let folds = |plan: &QuantizeStage| plan.fold.then(|| plan.name());
+        let stage = self.recipe.prune.iter().find_map(layerwise);
+        let stage = stage.or_else(|| self.recipe.quantize.iter().find_map(folds));
+        let written = match self.recipe.export.contains(&Format::Onnx) {
+            true => Some("export".to_string()),
+            #[cfg(feature = "engine")]
+            false if self.run.latency == Latency::Engine => Some("latency".to_string()),
+            false => None,
+        };
+        if let Some(stage) = &written {
+            let at = |error: RecipeError| error.at(stage);
+            let export = Export::record(&model.valid(), &self.example()?, forward);
+            let exported = export.and_then(|export| export.to_onnx(Form::Float));
+            return exported.map(drop).map_err(RecipeError::from).map_err(at);
+        }
+        let Some(stage) = stage else { return Ok(()) };
+        let recorded = record(&model.valid(), &self.example()?, forward);
+        let recorded = recorded
+            .map_err(QuantError::from)
+            .map_err(RecipeError::from);
+        recorded.map(drop).map_err(|error| error.at(&stage))
     }
 }
 

@@ -173,8 +173,9 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         let made = make().map_err(at)?;
         let seconds = start.elapsed().as_secs_f64();
         let shipped = ship(made.clone()).map_err(at)?;
-        let row = self.measure(name, &shipped, seconds).map_err(at)?;
+        // Before anything that may fail: a stage can take hours.
         self.write(name, &shipped)?;
+        let row = self.measure(name, &shipped, seconds).map_err(at)?;
         let kept = Kept {
             row: Some(row.clone()),
             masks: None,

@@ -177,6 +177,8 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             })?;
             let every = session.recipe.checkpoint_steps;
             if every.is_some_and(|every| seen % every == 0) {
+                // What went wrong is not to take the place of what has not.
+                self.check_progress(steps, skipped, of.0)?;
                 self.save(&model)?;
             }
         }

@@ -97,9 +97,10 @@ impl State {
         create_folder(folder)?;
         let lock = lock(folder)?;
         let path = folder.join(RUN);
-        // Files at the end can be chosen anew.
+        // Files at the end can be chosen anew, and how often one is written on the way.
         let recipe = Recipe {
             export: Vec::new(),
+            checkpoint_steps: None,
             ..recipe.clone()
         };
         // As it is read back: a float of many digits may differ in its last bit.
