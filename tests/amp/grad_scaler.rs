@@ -98,6 +98,29 @@ fn a_step_whose_loss_alone_is_not_finite_is_skipped() {
     });
 }
 
+/// One of two batches whose gradients are added up is without examples: its statistics are NaN, too.
+#[test]
+fn a_step_of_several_losses_is_skipped_for_one_that_is_not_finite() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let mut scaler = dynamic();
+        let weights = bits(&model);
+        let mut losses = |empty: f32| {
+            let loss = loss(&model, &autocast, 0, 1.0) + empty;
+            scaler.scale(loss).unwrap()
+        };
+        let sum = losses(0.0) + losses(f32::NAN);
+        let grads = GradientsParams::from_grads(sum.backward(), &model);
+        let model = scaler
+            .step(&mut AdamWConfig::new().init(), 0.01, model, grads)
+            .unwrap();
+        assert_eq!(bits(&model), weights);
+        let report = scaler.report().unwrap();
+        let overflow = report.overflow.as_ref().unwrap();
+        assert_eq!(overflow.cause, SkipCause::LossNotFinite);
+    });
+}
+
 #[test]
 fn the_report_names_the_first_parameter_the_count_and_the_largest_finite_gradient() {
     each_device(|target| {

@@ -262,10 +262,13 @@ fn going_back_needs_the_later_checkpoints_discarded() {
     );
     // What a process that was killed left behind goes with the next save.
     std::fs::create_dir(folder.path().join("partial-50")).unwrap();
+    // Of somebody else.
+    std::fs::create_dir(folder.path().join("partial-ablation")).unwrap();
     checkpoints.discard_after(30).unwrap();
     save(35).unwrap();
     assert_eq!(checkpoints.steps().unwrap(), [30, 35]);
     assert!(!folder.path().join("partial-50").exists());
+    assert!(folder.path().join("partial-ablation").exists());
 }
 
 #[test]

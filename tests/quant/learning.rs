@@ -87,6 +87,31 @@ impl PathMapper for FreezeWeights {
     }
 }
 
+/// As of a step that a loss scale made overflow, and that is skipped: the next one begins.
+#[test]
+fn scales_are_not_learned_from_what_is_infinite() {
+    on_tracked(|device| {
+        let symmetric = FakeQuantizeConfig::new(Scheme::symmetric(NumberFormat::int8()));
+        for (learned, activation) in [(Learned::LsqPlus, uint8()), (Learned::Lsq, symmetric)] {
+            let model = with_numbers(LinearConfig::new(6, 4).init(&device), 2);
+            let model = lsq(learned, activation).prepare(model).unwrap();
+            let x = tensor::<2>(1, [8, 6], &device);
+            let input = || {
+                let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+                quantizer.input.clone().unwrap()
+            };
+            for broken in [f32::INFINITY, f32::NAN] {
+                model.forward_q(x.clone() * broken);
+                assert!(!input().is_learning(), "{broken}");
+            }
+            model.forward_q(x.clone());
+            assert!(input().is_learning());
+            let scale = values(input().qparams().unwrap().scale)[0];
+            assert!((1e-4..0.1).contains(&scale), "{scale}");
+        }
+    });
+}
+
 #[test]
 fn scales_are_learned_around_frozen_weights_with_an_edit_and_without() {
     on_tracked(|device| {

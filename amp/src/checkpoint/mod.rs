@@ -204,7 +204,8 @@ impl Checkpoints {
     fn tidy(&self) -> Result<(), AmpError> {
         for name in FILES.names(&self.folder)? {
             let path = self.folder.join(&name);
-            if name.starts_with(PARTIAL) {
+            let partial = name.strip_prefix(PARTIAL);
+            if partial.is_some_and(|step| step.parse::<u64>().is_ok()) {
                 FILES.remove_folder(&path)?;
             } else if let Some(step) = name.strip_prefix(REPLACEMENT)
                 && let Ok(step) = step.parse()

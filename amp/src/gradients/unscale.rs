@@ -61,6 +61,7 @@ pub(crate) fn unscale<M: Module>(
             norm: None,
             loss: None,
             found_elsewhere: false,
+            of_all_losses: false,
         },
     };
     visit_once(model, &mut visitor);

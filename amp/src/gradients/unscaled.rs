@@ -34,6 +34,8 @@ pub struct Unscaled {
     pub(crate) loss: Option<Tensor<1>>,
     /// Whether another replica found an infinity or NaN in its gradients of this step.
     pub(crate) found_elsewhere: bool,
+    /// Whether they are the gradients of every loss that was scaled: no other optimizer has a part of them.
+    pub(crate) of_all_losses: bool,
 }
 
 impl Unscaled {
@@ -148,6 +150,7 @@ impl Unscaled {
         let mut changed = Self {
             loss: self.loss,
             found_elsewhere: self.found_elsewhere,
+            of_all_losses: self.of_all_losses,
             ..changed
         };
         // What was found in them before stays found.

@@ -309,7 +309,11 @@ impl GradScaler {
         }
         let inverse = self.inverse_scale();
         let unscaled = match self.unscale_and_clip(&model, grads, inverse) {
-            Ok(unscaled) => unscaled,
+            // One of several that were accumulated may be NaN, as that of a batch without examples.
+            Ok(unscaled) => Unscaled {
+                of_all_losses: true,
+                ..unscaled
+            },
             Err(error) => {
                 self.forget_losses();
                 return Err(Rejected::new(model, error));
@@ -417,7 +421,8 @@ impl GradScaler {
 
     /// Writes the report from what was read; true when the step may be taken.
     pub(crate) fn record_verdict(&mut self, verdict: Verdict) -> bool {
-        let scale = self.state.scale;
+        // That of the gradients, also where it was changed since.
+        let scale = self.scaled_by.unwrap_or(self.state.scale);
         let loss = verdict.loss();
         let overflow = verdict
             .cause(&self.config.loss_scale, scale)

@@ -73,6 +73,7 @@ impl Reading {
             norm,
             losses: numbers.take(self.losses).collect(),
             found_elsewhere: false,
+            of_all_losses: false,
         }
     }
 }
@@ -95,6 +96,8 @@ pub(crate) struct Verdict {
     /// Of every loss that may be one of this step.
     losses: Vec<f32>,
     pub(crate) found_elsewhere: bool,
+    /// Whether all of the losses are of this step.
+    of_all_losses: bool,
 }
 
 impl Verdict {
@@ -115,6 +118,7 @@ impl Verdict {
             self.overflowing = overflowing(model, &unscaled.grads, &self.overflowing)?;
         }
         self.found_elsewhere = unscaled.found_elsewhere;
+        self.of_all_losses = unscaled.of_all_losses;
         Ok(self)
     }
 
@@ -122,7 +126,7 @@ impl Verdict {
     /// and where there is one, it is the cause of those that are not.
     fn is_of_this_step(&self, loss: f32) -> bool {
         let fits = |loss: f32| loss.is_finite() == self.overflowing.is_empty();
-        fits(loss) || !self.losses.iter().any(|loss| fits(*loss))
+        self.of_all_losses || fits(loss) || !self.losses.iter().any(|loss| fits(*loss))
     }
 
     /// Those of `losses`, which were read, that belong to another optimizer's step.

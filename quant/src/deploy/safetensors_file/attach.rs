@@ -42,13 +42,17 @@ pub(super) fn attach_quantizers<M: Module>(
 ) -> Result<M, QuantError> {
     let mut devices = HashMap::new();
     each_float(model, |at, float| {
-        devices.insert(at.path(), float.device());
+        devices.insert(at.path(), (float.device(), float.shape()));
     });
     let mut quantizers = HashMap::new();
     for (path, entry) in entries {
-        let Some(device) = devices.get(path) else {
+        let Some((device, shape)) = devices.get(path) else {
             continue;
         };
+        // Of another shape the loader says so; nothing is made of what a file alone says.
+        if *shape != entry.shape {
+            continue;
+        }
         let of_path = of_weight(path, entry, activations, device);
         let quantizer = of_path.map_err(|error| file.read(format!("`{path}`: {error}")))?;
         quantizers.insert(path.clone(), quantizer);

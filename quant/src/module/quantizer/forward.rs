@@ -176,6 +176,10 @@ impl FakeQuantize {
         let scheme = &self.config.scheme;
         if training && self.config.learned != Learned::None && !self.is_learning() {
             let first = self.first_scale(x)?;
+            // A step whose values are infinite or NaN is skipped, and what began with them would stay.
+            if !is_a_beginning(&first)? {
+                return Ok(Chosen::Nothing);
+            }
             let mut state = self.lock();
             if !state.control.initialized {
                 state.start_learning(first);
@@ -252,6 +256,14 @@ impl FakeQuantize {
             None => state.observed_qparams(scheme).zero_point,
         }
     }
+}
+
+/// Whether a scale can be learned from here: not one of values of which some are infinite or NaN.
+fn is_a_beginning(first: &QuantParams) -> Result<bool, QuantError> {
+    let (scales, zero_points) = (read(first.scale.clone())?, read(first.zero_point.clone())?);
+    // The mean of infinite ones is cut off at the largest number.
+    let is_known = |scale: &f32| scale.is_finite() && *scale < f32::MAX / 2.0;
+    Ok(scales.iter().all(is_known) && zero_points.iter().all(|zero| zero.is_finite()))
 }
 
 #[cfg(test)]
