@@ -68,7 +68,8 @@ impl Pretrained {
         let said = self::config(sizes);
         let has_scaling = config.contains_key("rope_parameters");
         for key in ["rms_norm_eps", "rope_theta", "tie_word_embeddings"] {
-            if !config.contains_key(key) && !(key == "rope_theta" && has_scaling) {
+            let is_said = config.contains_key(key) || key == "rope_theta" && has_scaling;
+            if !is_said {
                 config.extend(
                     said.get_key_value(key)
                         .map(|(key, value)| (key.clone(), value.clone())),

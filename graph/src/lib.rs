@@ -65,7 +65,7 @@ pub use conversions::round_all;
 pub use error::GraphError;
 pub use execute::{HalfStorage, Observed, Observer, take_replaced_states};
 pub use graph::{
-    FewerSteps, Graph, HookInfo, LoopPart, Node, Parameter, Role, Rolled, Site, scalars,
+    FewerSteps, Graph, HookInfo, LoopPart, Node, Parameter, Repeated, Role, Rolled, Site, scalars,
 };
 pub use interpret::name as operation_name;
 pub use record::{Halves, Recording, model_device, record, record_halves};

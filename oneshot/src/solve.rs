@@ -111,7 +111,7 @@ impl Preset {
     /// Refuses groups of inputs that do not divide those of a layer.
     pub(crate) fn check_pattern(&self, path: &str, inputs: usize) -> Result<(), OneShotError> {
         match self.prune.as_ref().map(|prune| &prune.pattern) {
-            Some(Pattern::NOfM { m, .. }) if inputs % (*m).max(1) != 0 => Err(failed(
+            Some(Pattern::NOfM { m, .. }) if !inputs.is_multiple_of((*m).max(1)) => Err(failed(
                 path,
                 LayerwiseError::DoesNotDivide {
                     group: *m,

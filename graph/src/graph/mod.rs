@@ -17,7 +17,7 @@ use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use composite::Composites;
 use kept::Kept;
-pub use loops::{FewerSteps, LoopPart, Rolled};
+pub use loops::{FewerSteps, LoopPart, Repeated, Rolled};
 pub use node::{Node, scalars};
 pub(crate) use parameter::ParamPlace;
 pub use parameter::Parameter;

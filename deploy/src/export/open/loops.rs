@@ -70,16 +70,13 @@ fn shown(rolled: &Rolled, fewer: &FewerSteps, seen: Sample) -> Option<Sample> {
             found.shapes.insert(*of, shape.clone());
         }
     }
-    for (of, part, times) in &fewer.times {
-        let shape = match part {
-            None => vec![*times],
-            Some((part, axis)) => {
-                let mut shape = seen.shapes.get(part)?.clone();
-                shape[*axis] *= times;
-                shape
-            }
-        };
-        found.shapes.insert(*of, shape);
+    for (of, count) in &fewer.counts {
+        found.shapes.insert(*of, vec![*count]);
+    }
+    for repeated in &fewer.repeated {
+        let mut shape = seen.shapes.get(&repeated.of)?.clone();
+        shape[repeated.axis] *= repeated.times;
+        found.shapes.insert(repeated.tensor, shape);
     }
     let mut starts = std::collections::HashMap::new();
     for (node, numbers) in &seen.numbers {

@@ -20,9 +20,23 @@ pub struct FewerSteps {
     pub puts: HashMap<usize, (usize, bool, usize)>,
     /// Tensors of the rolled graph, and one that has the same shape here.
     pub alike: Vec<(TensorId, TensorId)>,
-    /// Tensors of the rolled graph that are as large as a tensor here is, but so many times along an axis;
-    /// without a tensor, a list of so many.
-    pub times: Vec<(TensorId, Option<(TensorId, usize)>, usize)>,
+    /// What each loop counts, and how many steps it has.
+    pub counts: Vec<(TensorId, usize)>,
+    /// Tensors of the rolled graph that are as large as some here in a row.
+    pub repeated: Vec<Repeated>,
+}
+
+/// A tensor that is as large as several of another one in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repeated {
+    /// It.
+    pub tensor: TensorId,
+    /// The other one.
+    pub of: TensorId,
+    /// The axis along which they are.
+    pub axis: usize,
+    /// How many.
+    pub times: usize,
 }
 
 /// A loop, with the tensors that the rolled graph has for it alone.
@@ -56,7 +70,8 @@ pub(super) fn fewer(
         places: Vec::new(),
         puts: HashMap::default(),
         alike: Vec::new(),
-        times: Vec::new(),
+        counts: Vec::new(),
+        repeated: Vec::new(),
     };
     for (
         Rolling {
@@ -68,7 +83,7 @@ pub(super) fn fewer(
     ) in loops.iter().zip(counts)
     {
         let at = |step: usize, offset: usize| one.start + step * one.period + offset;
-        found.times.push((*of, None, *count));
+        found.counts.push((*of, *count));
         for offset in 0..one.period {
             for step in 0..one.count {
                 steps.insert(at(step, offset), (at(1, offset), step));
@@ -113,7 +128,12 @@ pub(super) fn fewer(
             found.alike.push((gather.part(tape, one, 1).id, part));
             let (_, axis, _) = tape::concatenated(&tape.operations[gather.by])?;
             if let Some(collected) = collected {
-                found.times.push((*collected, Some((part, axis)), *count));
+                found.repeated.push(Repeated {
+                    tensor: *collected,
+                    of: part,
+                    axis,
+                    times: *count,
+                });
             }
         }
     }

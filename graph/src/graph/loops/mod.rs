@@ -24,7 +24,7 @@ use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::Graph;
 use super::describe::describe;
-pub use fewer::FewerSteps;
+pub use fewer::{FewerSteps, Repeated};
 use fewer::{Rolling, fewer, ordered};
 use find::{Found, Put};
 use tape::{Tape, status_free};
