@@ -82,6 +82,10 @@ enum Operation {
     Part(usize),
     /// Floats from the last to the first along the first axis.
     Reversed,
+    /// Floats in a shape that is computed; whether a size of 0 is meant.
+    Reshaped(bool),
+    /// A whole number, as a list of one, times one and plus another one.
+    Whole(i32, i32),
 }
 
 impl Runner {
@@ -183,6 +187,8 @@ impl Operation {
             Self::Repeat(repeat) => return repeat.run(given),
             Self::Part(axis) => repeat::part(given, *axis)?,
             Self::Reversed => repeat::reversed(take(&mut given)?)?,
+            Self::Reshaped(zero) => repeat::reshaped(given, *zero)?,
+            Self::Whole(times, plus) => repeat::line(take(&mut given)?, *times, *plus)?,
             Self::Quantize { ranging, last } => {
                 let x = take(&mut given)?.floats()?;
                 let x = match last {

@@ -6,7 +6,7 @@ use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
 use super::value::{Floats, Value, ordered};
-use super::{Runner, failed};
+use super::{Runner, failed, own};
 use crate::{DeployError, Dimension, ElementType};
 
 /// A loop.
@@ -121,6 +121,49 @@ pub(super) fn reversed(x: Value) -> Result<Value, DeployError> {
     let parts = x.data.chunks(inner.max(1)).rev();
     let data = parts.flatten().copied().collect();
     Ok(Value::floats_of(Floats::new(x.shape.clone(), data)))
+}
+
+/// Floats in a shape that is computed: -1 is what is left, and 0 the size that the axis had unless it is meant.
+pub(super) fn reshaped(given: Vec<Value>, is_zero_meant: bool) -> Result<Value, DeployError> {
+    let mut given = given.into_iter();
+    let mut next = || given.next().ok_or_else(|| failed("an operand is missing"));
+    let mut x = own(ordered(next()?.floats()?));
+    let Foreign::Int32Tensor(sizes) = next()?.into_foreign()? else {
+        return Err(failed("a shape is not of whole numbers"));
+    };
+    let mut shape = Vec::with_capacity(sizes.len());
+    let mut left = None;
+    for (axis, size) in sizes.iter().enumerate() {
+        shape.push(match size {
+            -1 if left.replace(axis).is_none() => 1,
+            0 if !is_zero_meant => *x
+                .shape
+                .get(axis)
+                .ok_or_else(|| failed("no axis has a size of 0"))?,
+            size => usize::try_from(*size).map_err(|_| failed("a size is below 0"))?,
+        });
+    }
+    let known: usize = shape.iter().product();
+    if let Some(axis) = left {
+        shape[axis] = x.data.len().checked_div(known).unwrap_or(0);
+    }
+    if shape.iter().product::<usize>() != x.data.len() {
+        return Err(failed(format!(
+            "{:?} is not to be reshaped to {shape:?}",
+            x.shape
+        )));
+    }
+    x.shape = shape;
+    Ok(Value::floats_of(x))
+}
+
+/// A whole number times one plus another one, as a list of one.
+pub(super) fn line(x: Value, times: i32, plus: i32) -> Result<Value, DeployError> {
+    let number = whole(x)?.checked_mul(times);
+    let number = number.and_then(|number| number.checked_add(plus));
+    let number = number.ok_or_else(|| failed("a number is beyond 32 bits"))?;
+    let list = rten_tensor::Tensor::from_data(&[1][..], vec![number]);
+    Ok(Value::Foreign(list.into()))
 }
 
 /// The parts of the steps so far.

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::super::repeat::Repeat;
 use super::{Keep, Operation, Planner, Program, plan};
+use crate::engine::own::attributes::int;
 use crate::engine::pools::Pools;
 use crate::onnx::Body;
 use crate::{DeployError, Dimension, ElementType, Initializer, OnnxModel, OnnxNode, ValueInfo};
@@ -106,13 +107,33 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// A slice of floats along one axis whose bounds are computed, or that goes back along the first axis; and what
-    /// it reads.
+    /// What loops need besides: a slice of floats along one axis whose bounds are computed, or that goes back along
+    /// the first axis, floats in a shape that is computed, and numbers that follow from that of a step; and what it
+    /// reads.
     pub(super) fn part(&self, node: &'a OnnxNode) -> Option<(Operation, Vec<&'a str>)> {
+        let is_computed = |name: &str| self.constants.get(name).is_none();
+        if let [x, other] = &node.inputs[..]
+            && is_computed(x)
+        {
+            let number = || self.list_of_one(other);
+            // Of the number of the step, whose results are lists of one.
+            let is_step = self.is_step_number(x);
+            let operation = match node.operator {
+                "Reshape" if is_computed(other) && !self.is_integer(x) && !self.is_of_codes(x) => {
+                    Operation::Reshaped(int(node, "allowzero") == Some(1))
+                }
+                "Reshape" if is_step && number() == Some(1) => {
+                    return Some((Operation::Whole(1, 0), vec![&**x]));
+                }
+                "Mul" if is_step => return Some((Operation::Whole(number()?, 0), vec![&**x])),
+                "Add" if is_step => return Some((Operation::Whole(1, number()?), vec![&**x])),
+                _ => return None,
+            };
+            return Some((operation, vec![&**x, &**other]));
+        }
         let [x, start, end, axes, steps @ ..] = &node.inputs[..] else {
             return None;
         };
-        let is_computed = |name: &str| self.constants.get(name).is_none();
         if node.operator != "Slice" || !is_computed(x) || self.is_integer(x) {
             return None;
         }
@@ -127,6 +148,43 @@ impl<'a> Planner<'a> {
         let axis = usize::try_from(axis).ok()?;
         (is_computed(start) && is_computed(end))
             .then(|| (Operation::Part(axis), vec![&**x, &**start, &**end]))
+    }
+
+    fn is_of_codes(&self, name: &str) -> bool {
+        let maker = self
+            .makers
+            .get(name)
+            .map(|at| self.model.nodes[*at].operator);
+        maker.is_some_and(|operator| operator.contains("Quantize"))
+    }
+
+    /// The number in a constant that is a list of one.
+    fn list_of_one(&self, name: &str) -> Option<i32> {
+        let is_list = self.constants.get(name)?.shape == [1];
+        match self.constants.ints(name)?[..] {
+            [number] if is_list => i32::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
+    /// Whether a value is the number of a loop's step, or one that follows from it and constants.
+    fn is_step_number(&self, name: &str) -> bool {
+        let is_given = self.model.inputs.first().is_some_and(|info| {
+            info.name == name && info.element == ElementType::I64 && info.shape.is_empty()
+        });
+        let maker = || self.makers.get(name).map(|at| &self.model.nodes[*at]);
+        is_given
+            || maker().is_some_and(|node| {
+                let by = ["Reshape", "Mul", "Add"].contains(&node.operator);
+                let [x, other] = &node.inputs[..] else {
+                    return false;
+                };
+                by && self
+                    .constants
+                    .ints(other)
+                    .is_some_and(|ints| ints.len() == 1)
+                    && self.is_step_number(x)
+            })
     }
 
     /// Whether a value is a constant, or follows from constants alone.
