@@ -57,6 +57,13 @@ fn begun(rolled: &Graph) -> impl Iterator<Item = burn::backend::ir::TensorId> {
         })
 }
 
+/// Whether ranges take all of a tensor along the axes that are not this one.
+fn are_whole_but(axis: usize, bounds: &[[usize; 2]], sizes: &[usize]) -> bool {
+    let others = bounds.iter().zip(sizes).enumerate();
+    let mut others = others.filter(|(other, _)| *other != axis);
+    others.all(|(_, (bound, size))| *bound == [0, *size])
+}
+
 /// What was seen of a recording with fewer steps, of the rolled graph; `None` where parts are taken or put that
 /// are not each step's next one.
 fn shown(rolled: &Rolled, fewer: &FewerSteps, seen: Sample) -> Option<Sample> {
@@ -89,9 +96,7 @@ fn shown(rolled: &Rolled, fewer: &FewerSteps, seen: Sample) -> Option<Sample> {
                 false => step * (end - start),
                 true => whole[*axis].checked_sub((step + 1) * (end - start))?,
             };
-            let others = bounds.iter().zip(whole).enumerate();
-            let mut others = others.filter(|(other, _)| other != axis);
-            if *start != at || !others.all(|(_, (bound, size))| *bound == [0, *size]) {
+            if *start != at || !are_whole_but(*axis, bounds, whole) {
                 return None;
             }
             continue;
@@ -115,9 +120,7 @@ fn shown(rolled: &Rolled, fewer: &FewerSteps, seen: Sample) -> Option<Sample> {
         let (bounds, _) = numbers.as_chunks::<2>();
         let mut inputs = fewer.graph.node(*node).operation().inputs();
         let whole = seen.shapes.get(&inputs.next()?.id)?;
-        let others = bounds.iter().zip(whole).enumerate();
-        let mut others = others.filter(|(other, _)| *other != axis);
-        if !others.all(|(_, (bound, size))| *bound == [0, *size]) {
+        if !are_whole_but(axis, bounds, whole) {
             return None;
         }
         let [start, _] = bounds.get(axis)?;

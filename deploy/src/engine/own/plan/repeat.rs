@@ -151,11 +151,12 @@ impl<'a> Planner<'a> {
     }
 
     fn is_of_codes(&self, name: &str) -> bool {
-        let maker = self
-            .makers
-            .get(name)
-            .map(|at| self.model.nodes[*at].operator);
-        maker.is_some_and(|operator| operator.contains("Quantize"))
+        let maker = self.maker(name);
+        maker.is_some_and(|node| node.operator.contains("Quantize"))
+    }
+
+    fn maker(&self, name: &str) -> Option<&'a OnnxNode> {
+        self.makers.get(name).map(|at| &self.model.nodes[*at])
     }
 
     /// The number in a constant that is a list of one.
@@ -172,26 +173,20 @@ impl<'a> Planner<'a> {
         let is_given = self.model.inputs.first().is_some_and(|info| {
             info.name == name && info.element == ElementType::I64 && info.shape.is_empty()
         });
-        let maker = || self.makers.get(name).map(|at| &self.model.nodes[*at]);
         is_given
-            || maker().is_some_and(|node| {
+            || self.maker(name).is_some_and(|node| {
                 let by = ["Reshape", "Mul", "Add"].contains(&node.operator);
                 let [x, other] = &node.inputs[..] else {
                     return false;
                 };
-                by && self
-                    .constants
-                    .ints(other)
-                    .is_some_and(|ints| ints.len() == 1)
-                    && self.is_step_number(x)
+                by && self.list_of_one(other).is_some() && self.is_step_number(x)
             })
     }
 
     /// Whether a value is a constant, or follows from constants alone.
     fn is_fixed(&self, name: &str) -> bool {
-        let maker = || self.makers.get(name).map(|at| &self.model.nodes[*at]);
         self.constants.get(name).is_some()
-            || maker().is_some_and(|node| {
+            || self.maker(name).is_some_and(|node| {
                 let mut reads = node.reads().into_iter();
                 reads.all(|name| name.is_empty() || self.is_fixed(name))
             })
