@@ -5,8 +5,7 @@
     venv/bin/python tools/read_compressed_tensors.py DIR
 
 For each `NAME.safetensors` of the folder `NAME.expected.safetensors` has the float weights, outputs
-first, as Burn computes with them. Values must be equal to the bit. The library reads no `sparse-24-bitmask` since
-0.15: such weights are put together here. Exits with 1 where something differs.
+first, as Burn computes with them. Values must be equal to the bit. Exits with 1 where something differs.
 """
 
 import json
@@ -33,21 +32,12 @@ def quantized(layer, tensors, scheme):
     return compressor.decompress(data, scheme)["weight"]
 
 
-def sparse(layer, tensors):
-    rows, columns = tensors[f"{layer}.shape"].flatten().tolist()
-    bits = torch.arange(8, dtype=torch.uint8)
-    mask = tensors[f"{layer}.bitmask"].unsqueeze(-1) >> bits & 1
-    mask = mask.reshape(rows, -1)[:, :columns].bool()
-    return torch.zeros(rows, columns).masked_scatter(mask, tensors[f"{layer}.compressed"])
-
-
 def check(path):
     tensors = load_file(path)
     expected = load_file(path.with_suffix(".expected.safetensors"))
     with safe_open(path, framework="pt") as file:
         config = json.loads(file.metadata()["quantization_config"])
-    targets = (config.pop("sparsity_config", None) or {}).get("targets", [])
-    found = {layer: sparse(layer, tensors) for layer in targets}
+    found = {}
     config.pop("version")
     for scheme in QuantizationConfig.model_validate(config).config_groups.values():
         found |= {layer: quantized(layer, tensors, scheme) for layer in scheme.targets}

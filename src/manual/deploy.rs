@@ -5,7 +5,7 @@
 //! | a record that Burn loads | `ConvertConfig::convert`, then `into_record` |
 //! | a small file for this library, loaded in a process that knows the architecture alone | [`save_safetensors`](crate::quant::save_safetensors), [`load_safetensors`](crate::quant::load_safetensors): as many bits as the codes have, with the quantizers of activations (they act in `QuantizedForward::run` and in exports); [`SparseRecord`](crate::prune::SparseRecord): without the zeros |
 //! | a half-precision file, and inference from it | [`materialize_half`](crate::amp::materialize_half()), then [`save_safetensors`](crate::quant::save_safetensors) |
-//! | vLLM, Transformers | [`PretrainedFolder`](crate::quant::deploy::PretrainedFolder): a folder that they load, with the names of the network there; [`save_compressed_tensors`](crate::quant::deploy::save_compressed_tensors): one file in the same layout, of 2:4 weights, too |
+//! | vLLM, Transformers | [`PretrainedFolder`](crate::quant::deploy::PretrainedFolder): a folder that they load, with the names of the network there; [`save_compressed_tensors`](crate::quant::deploy::save_compressed_tensors): one file in the same layout |
 //! | another runtime | [`Export::to_onnx`](crate::deploy::Export::to_onnx): ONNX, quantized with `Form::Qdq`, for TensorRT with `Form::QdqSigned`; in half from a model of [`materialize_half`](crate::amp::materialize_half()) with half inputs (not with a BatchNorm) |
 //! | fast on this CPU | `EngineConfig::compile` (feature `engine`); of a pruned model, too: it finds out which matrices are faster without their zeros |
 //!

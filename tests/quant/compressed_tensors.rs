@@ -323,35 +323,73 @@ fn what_the_layout_cannot_hold_stays_float_and_is_reported() {
     assert_eq!(values(loaded.weight.val()), values(model.weight.val()));
 }
 
+/// As `sparse-24-bitmask` of other programs: kept values of each output, and a bit for each element.
 #[test]
-fn a_matrix_of_two_of_four_is_stored_without_its_zeros() {
+fn a_matrix_of_two_of_four_is_read_without_its_zeros() {
     each_device(|target| {
         let mut net = Net::new(1, &target.device);
         let mut numbers = values(net.fc1.weight.val());
+        let is_kept = |input: usize, output: usize| !matches!((input + output) % 4, 1 | 2);
         for (index, number) in numbers.iter_mut().enumerate() {
-            // Along the inputs, which are the rows here.
-            if matches!((index / 12 + index % 12) % 4, 1 | 2) {
+            if !is_kept(index / 12, index % 12) {
                 *number = 0.0;
+            }
+        }
+        let (mut kept, mut bitmask) = (Vec::new(), vec![0_u8; 12 * 2]);
+        for (output, input) in (0..12 * 16).map(|at| (at / 16, at % 16)) {
+            if is_kept(input, output) {
+                kept.extend(numbers[input * 12 + output].to_le_bytes());
+                bitmask[output * 2 + input / 8] |= 1 << (input % 8);
             }
         }
         let data = TensorData::new(numbers, [16, 12]);
         net.fc1.weight = Param::from_data(data, &target.device);
         let (_folder, path) = scratch("model.safetensors");
-        let report = saved(&net, &path);
-        assert_eq!(report.sparse, ["fc1.weight"]);
+        saved(&net, &path);
+        let sizes: Vec<u8> = [12_i64, 16].into_iter().flat_map(i64::to_le_bytes).collect();
         let bytes = std::fs::read(&path).unwrap();
-        let found = SafeTensors::deserialize(&bytes).unwrap();
-        assert_eq!(found.tensor("fc1.compressed").unwrap().shape(), [12, 8]);
-        assert_eq!(found.tensor("fc1.bitmask").unwrap().shape(), [12, 2]);
-        assert!(found.tensor("fc1.weight").is_err());
+        let mut tensors = contents(&bytes);
+        tensors.remove("fc1.weight").unwrap();
+        let parts = [
+            ("compressed", Dtype::F32, vec![12, 8], kept),
+            ("bitmask", Dtype::U8, vec![12, 2], bitmask),
+            ("shape", Dtype::I64, vec![2, 1], sizes),
+        ];
+        for (part, dtype, shape, data) in parts {
+            tensors.insert(format!("fc1.{part}"), (dtype, shape, data));
+        }
+        std::fs::write(&path, in_a_file(&tensors, &bytes)).unwrap();
         let loaded = load_compressed_tensors(Net::new(2, &target.device), &path).unwrap();
         assert_eq!(parameters(&loaded), parameters(&net));
-        for_the_library(&path, &loaded);
     });
 }
 
+/// A model that rounds no inputs would compute something else than the file is of.
+#[test]
+fn a_file_of_rounded_inputs_is_refused_by_a_model_prepared_without() {
+    let device = Device::flex();
+    let dynamic = FakeQuantizeConfig::new(
+        Scheme::symmetric(NumberFormat::int8()).with_granularity(Granularity::PerToken),
+    )
+    .with_observer(ObserverConfig::Memoryless);
+    let (_folder, path) = scratch("model.safetensors");
+    let rounded = QatConfig::new().with_activation(Some(dynamic));
+    saved(&calibrated(&rounded, &device), &path);
+    let without = || {
+        let config = QatConfig::new().with_activation(None);
+        config.prepare(Net::new(2, &device)).unwrap()
+    };
+    let error = load_compressed_tensors(without(), &path).unwrap_err();
+    assert_says!(error.error(), "fc1");
+    assert_says!(error.error(), "with_activation");
+    // Without quantizers it is floats of what the codes stand for, as told.
+    load_compressed_tensors(Net::new(2, &device), &path).unwrap();
+    let fresh = rounded.prepare(Net::new(2, &device)).unwrap();
+    load_compressed_tensors(fresh, &path).unwrap();
+}
+
 /// What is in a file; the order of the metadata is of chance.
-fn contents(bytes: &[u8]) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+fn contents(bytes: &[u8]) -> Tensors {
     let found = SafeTensors::deserialize(bytes).unwrap();
     let tensors = found.iter().map(|(name, view)| {
         let (shape, data) = (view.shape().to_vec(), view.data().to_vec());
@@ -386,21 +424,28 @@ fn for_the_library(path: &Path, plain: &Net) {
     std::fs::write(folder.join(format!("{index}.expected.safetensors")), bytes).unwrap();
 }
 
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
 /// The file with some tensors changed or left out.
 pub(crate) fn rewritten(
     bytes: &[u8],
     change: impl Fn(&str, Dtype, &[usize], &[u8]) -> Option<(String, Dtype, Vec<usize>, Vec<u8>)>,
 ) -> Vec<u8> {
     let found = SafeTensors::deserialize(bytes).unwrap();
-    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
-    let changed: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = found
+    let changed: Tensors = found
         .iter()
         .filter_map(|(name, view)| {
             let (name, dtype, shape, data) = change(name, view.dtype(), view.shape(), view.data())?;
             Some((name, (dtype, shape, data)))
         })
         .collect();
-    let views = changed.iter().map(|(name, (dtype, shape, data))| {
+    in_a_file(&changed, bytes)
+}
+
+/// These tensors with the metadata of a file.
+fn in_a_file(tensors: &Tensors, bytes: &[u8]) -> Vec<u8> {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
         let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), data);
         (name, view.unwrap())
     });

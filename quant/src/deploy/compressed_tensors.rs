@@ -13,7 +13,6 @@
 //! | `P.weight_scale` | F32, `[1]`, `[d_output, 1]` or `[d_output, groups]` | value of one step |
 //! | `P.weight_zero_point` | I8, as the scale; I32, packed along the outputs, where the weight is and has several | affine weights only |
 //! | `P.input_scale`, `P.input_zero_point` | F32 and I8, `[1]` | of an input that is quantized per tensor with a range of its own |
-//! | `P.compressed`, `P.bitmask`, `P.shape` | F32 `[d_output, d_input / 2]`, U8, I64 `[2, 1]` | a float weight of 2:4 along the inputs (`sparse-24-bitmask`) |
 //! | all others | their own | every other tensor of the model |
 //!
 //! The metadata has `format` (`pt`), `crc32` (a checksum, which a program that changes the file leaves out) and
@@ -21,7 +20,8 @@
 //! a `config.json` beside the file: a [`PretrainedFolder`] has both, with the names of the network there.
 //! A file of both kinds of weights is `mixed-precision`; linear layers of floats are in `ignore`. Codes of 3,
 //! 5, 6 and 7 bits lie as the library has them since 0.18, and are read as it had them before, too.
-//! `sparse-24-bitmask` is what it read up to 0.14. Codes of unsigned formats are stored as signed ones, with their zero
+//! Weights of 2:4 without their zeros (`sparse-24-bitmask`: `P.compressed`, `P.bitmask`, `P.shape`) are read from files of
+//! other programs, and written as floats, since the library reads them no more. Codes of unsigned formats are stored as signed ones, with their zero
 //! points: the values are the same.
 
 mod codes;

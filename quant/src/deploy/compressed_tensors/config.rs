@@ -13,7 +13,6 @@ pub(super) const DENSE: &str = "dense";
 pub(super) const MIXED: &str = "mixed-precision";
 /// Of the library that packs as it is done here.
 pub(super) const VERSION: &str = "0.18.0";
-pub(super) const SPARSE: &str = "sparse-24-bitmask";
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct QuantizationConfig {
@@ -29,8 +28,6 @@ pub(super) struct QuantizationConfig {
     pub(super) ignore: Vec<String>,
     #[serde(default)]
     pub(super) config_groups: BTreeMap<String, Group>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) sparsity_config: Option<SparsityConfig>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,17 +86,6 @@ impl Arguments {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct SparsityConfig {
-    pub(super) format: String,
-    #[serde(default)]
-    pub(super) targets: Vec<String>,
-    #[serde(default)]
-    pub(super) global_sparsity: f64,
-    #[serde(default)]
-    pub(super) sparsity_structure: String,
-}
-
 impl QuantizationConfig {
     /// Of groups, each with its format, and of linear layers that none has.
     pub(super) fn of(groups: Vec<Group>, ignore: Vec<String>) -> Self {
@@ -123,7 +109,6 @@ impl QuantizationConfig {
             config_groups: (groups.into_iter().enumerate())
                 .map(|(index, group)| (format!("group_{index}"), group))
                 .collect(),
-            sparsity_config: None,
         }
     }
 

@@ -23,7 +23,8 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 ///
 /// Codes become floats of the values that they stand for. Where `model` is prepared with the same
 /// number format and groups, its weights and the inputs of its layers are quantized with the scales and
-/// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Files of
+/// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Inputs that the
+/// file does not round keep the quantizers that the model is prepared with. Files of
 /// `int-quantized` and `pack-quantized` weights, per tensor, per channel and in groups, of
 /// `sparse-24-bitmask` and of floats are read; the names are those of the model's fields. Floats of half
 /// precision are F32 on a device that has none.
@@ -34,7 +35,7 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 /// after [`save_compressed_tensors`](super::save_compressed_tensors) wrote it (its metadata has a checksum;
 /// that of other programs' files has none), is of something else, needs what is not read here (an order of
 /// activations, floats of 8 bits), or does not fit the model; [`QuantError::ForeignScheme`] for a weight or
-/// an input that the model quantizes in another way.
+/// an input that the model quantizes in another way, or not at all though its weight is quantized.
 pub fn load_compressed_tensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
@@ -126,9 +127,13 @@ fn load_files<M: Module>(
         return Err(error);
     }
     let Loader {
-        weights, mut used, ..
+        schemes,
+        weights,
+        mut used,
+        ..
     } = loader;
     let mut error = None;
+    let mut with_input = HashSet::new();
     let loaded = map_quantizers(loaded, |located| {
         let quantizer = located.quantizer;
         let Some((weight, place, device, dtype)) = located
@@ -147,14 +152,17 @@ fn load_files<M: Module>(
             Site::Weight => quantizer
                 .with_dtype(*dtype)
                 .with_qparams(weight.qparams(device)),
-            Site::Input => match contents.input(place, &quantizer, device, &mut used) {
-                Ok(Some(qparams)) => quantizer.with_qparams(qparams),
-                Ok(None) => quantizer,
-                Err(found) => {
-                    error.get_or_insert(found);
-                    quantizer
+            Site::Input => {
+                with_input.insert(place.layer.clone());
+                match contents.input(place, &quantizer, device, &mut used) {
+                    Ok(Some(qparams)) => quantizer.with_qparams(qparams),
+                    Ok(None) => quantizer,
+                    Err(found) => {
+                        error.get_or_insert(found);
+                        quantizer
+                    }
                 }
-            },
+            }
             _ => quantizer,
         }
     });
@@ -162,7 +170,15 @@ fn load_files<M: Module>(
         return Err(error);
     }
     // What a model without quantizers has no place for.
-    for (_, place, ..) in weights.values() {
+    for (path, (_, place, ..)) in &weights {
+        let is_rounded = contents.config.inputs(&place.layer).is_some();
+        if is_rounded && schemes.contains_key(path) && !with_input.contains(&place.layer) {
+            return Err(file.read(format!(
+                "the input of `{}` is rounded there, and the model rounds none: prepare it \
+                 `with_activation`, or load into a model without quantizers for floats",
+                place.layer
+            )));
+        }
         used.insert(place.in_layer("input_scale"));
         used.insert(place.in_layer("input_zero_point"));
     }

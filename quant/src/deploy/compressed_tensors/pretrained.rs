@@ -101,7 +101,7 @@ impl PretrainedFolder {
     ) -> Result<(), QuantError> {
         let path = self.folder.join(shard(self.shards.len() + 1, None));
         let file = FileError::new(&path);
-        let written = Written::of(model, &names, false, &file)?;
+        let written = Written::of(model, &names, &file)?;
         let known = |name: &&String| self.shards.iter().any(|(_, names)| names.contains(name));
         if let Some(twice) = written.tensors.keys().find(known) {
             return Err(file.write(format!("two tensors of the model are named `{twice}`")));

@@ -11,11 +11,8 @@ use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::codes::{Codes, Input};
-use super::config::{
-    Arguments, Group, INT, KEY, PACKED, QuantizationConfig, SPARSE, SparsityConfig,
-};
+use super::config::{Arguments, Group, INT, KEY, PACKED, QuantizationConfig};
 use super::layout::{Names, Place, pack, turn, words};
-use super::sparse::compress;
 use crate::codes::weights::seen_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
 use crate::module::walk::{Located, Site, quantizers};
@@ -32,8 +29,6 @@ pub struct CompressedReport {
     pub format: String,
     /// Names, without `_packed`, of the weights that are stored as codes.
     pub quantized: Vec<String>,
-    /// Names of the float weights that are stored without the zeros of 2:4.
-    pub sparse: Vec<String>,
     /// Paths in the model of what the layout has no place for, and why: quantized weights, which are stored as floats of the
     /// values of their codes, and quantizers of activations, which are not stored.
     pub left_out: Vec<(String, String)>,
@@ -43,9 +38,7 @@ pub struct CompressedReport {
 /// [compressed-tensors](https://github.com/vllm-project/compressed-tensors); see the [module](super).
 ///
 /// Matrices with one scale for the tensor, an output or a group of inputs become codes: bytes where the input
-/// of the layer is rounded too, words (`pack-quantized`) where weights alone are. Float matrices
-/// with at most two nonzeros in each four along the inputs (2:4) become `sparse-24-bitmask`; kernels of
-/// convolutions, number formats that are no integers, and other groups stay floats. Which is which, the
+/// of the layer is rounded too, words (`pack-quantized`) where weights alone are. Kernels of convolutions, number formats that are no integers, and other groups stay floats. Which is which, the
 /// report says. Programs that look for a folder with `config.json` read that of a
 /// [`PretrainedFolder`](super::PretrainedFolder).
 ///
@@ -58,22 +51,15 @@ pub fn save_compressed_tensors<M: Module>(
     path: impl AsRef<Path>,
 ) -> Result<CompressedReport, QuantError> {
     let file = FileError::new(path.as_ref());
-    let written = Written::of(model, &str::to_string, true, &file)?;
+    let written = Written::of(model, &str::to_string, &file)?;
     let Written {
         tensors,
         groups,
         floats,
-        sparse,
         mut report,
     } = written;
-    let mut config = QuantizationConfig::of(groups, floats);
+    let config = QuantizationConfig::of(groups, floats);
     report.format.clone_from(&config.format);
-    config.sparsity_config = (!sparse.is_empty()).then(|| SparsityConfig {
-        format: SPARSE.into(),
-        targets: sparse,
-        global_sparsity: 0.5,
-        sparsity_structure: "2:4".into(),
-    });
     let config = serde_json::to_string(&config).map_err(|error| file.write(error))?;
     let metadata = HashMap::from([
         ("format".to_string(), "pt".to_string()),
@@ -89,18 +75,15 @@ pub(super) struct Written {
     pub(super) groups: Vec<Group>,
     /// Linear layers whose weights are floats.
     pub(super) floats: Vec<String>,
-    /// Layers whose weights are without the zeros of 2:4.
-    pub(super) sparse: Vec<String>,
     /// Without bytes and format.
     pub(super) report: CompressedReport,
 }
 
 impl Written {
-    /// With these names; `leaves_zeros` says whether zeros of 2:4 are left out.
+    /// With these names.
     pub(super) fn of<M: Module>(
         model: &M,
         names: Names<'_>,
-        leaves_zeros: bool,
         file: &FileError<'_>,
     ) -> Result<Self, QuantError> {
         settle(model);
@@ -132,7 +115,6 @@ impl Written {
         }
         let mut writer = Writer {
             names,
-            leaves_zeros,
             file,
             weights,
             inputs,
@@ -140,7 +122,6 @@ impl Written {
                 tensors: BTreeMap::new(),
                 groups: Vec::new(),
                 floats: Vec::new(),
-                sparse: Vec::new(),
                 report,
             },
             error: None,
@@ -162,7 +143,6 @@ impl Written {
 
 struct Writer<'a> {
     names: Names<'a>,
-    leaves_zeros: bool,
     file: &'a FileError<'a>,
     weights: HashMap<String, QuantizedTensor>,
     inputs: HashMap<String, Located>,
@@ -307,24 +287,6 @@ impl Writer<'_> {
             }
         };
         self.written.floats.push(place.layer.clone());
-        if *dtype == Dtype::F32 && self.leaves_zeros {
-            let values: Vec<f32> = data.iter().collect();
-            let turned = turn(&values, rows, columns);
-            if 2 * values.iter().filter(|value| **value == 0.0).count() >= values.len()
-                && let Some((kept, bitmask)) = compress(&turned, rows)
-            {
-                self.put(
-                    place.in_layer("compressed"),
-                    floats(&kept, vec![columns, rows / 2]),
-                );
-                let mask = Stored::new(Dtype::U8, vec![columns, rows.div_ceil(8)], bitmask);
-                self.put(place.in_layer("bitmask"), mask);
-                self.put(place.in_layer("shape"), sizes(&[columns, rows], vec![2, 1]));
-                self.written.report.sparse.push(place.with(""));
-                self.written.sparse.push(place.layer);
-                return;
-            }
-        }
         let width = data.dtype().size();
         let elements: Vec<&[u8]> = data.as_bytes().chunks_exact(width).collect();
         let turned = turn(&elements, rows, columns).concat();
