@@ -69,6 +69,12 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.options.device()?;
     let mut images = ImageSet::load(cli.data.as_deref())?;
     images.train = images.train.take(cli.limit);
+    if images.train.len() < 10 {
+        let found = images.train.len();
+        return Err(
+            format!("{found} training images are too few: pruning needs at least 10").into(),
+        );
+    }
 
     let model = dense(cli, &images, &device);
     let mut table = Table::new(

@@ -133,6 +133,14 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     if let Some(limit) = cli.limit {
         corpus.limit(limit, cli.options.seed);
     }
+    if corpus.train.len() < 20 {
+        let found = corpus.train.len();
+        return Err(format!(
+            "{found} training recordings are too few: there must be at least 20, that there are \
+             strings to prune with"
+        )
+        .into());
+    }
     if cli.data.is_none() {
         println!("no --data: tones instead of speech");
     }

@@ -261,7 +261,8 @@ impl Quantization {
         Ok(found)
     }
 
-    /// With codes for the weight at a path.
+    /// With codes for the weight at a path. Also what is computed from the weight before a product reads it is
+    /// computed from what they stand for.
     pub fn with_weight(mut self, path: impl Into<String>, codes: QuantizedTensor) -> Self {
         self.weights.insert(path.into(), codes);
         self

@@ -33,8 +33,14 @@ pub(crate) fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         Some(limit) => images.take(limit),
         None => images,
     };
-    let train = read("original_train_")?;
-    let tests = [("original", "original_test_"), ("jpeg", "test_batch")];
+    let (train, tests) = match read("original_train_") {
+        Ok(train) => {
+            let tests = vec![("original", "original_test_"), ("jpeg", "test_batch")];
+            (train, tests)
+        }
+        // The binary version as it is published.
+        Err(_) => (read("data_batch_")?, vec![("standard", "test_batch")]),
+    };
     let count = cli.calibration(train.len())?;
     let calibration: Vec<Batch> = train.take(count).ordered(BATCH_SIZE, &device).collect();
 

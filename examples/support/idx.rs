@@ -150,4 +150,14 @@ pub(crate) enum IdxError {
         height: usize,
         width: usize,
     },
+    /// A network for one does not take the other.
+    #[error(
+        "the training images of {} are {train} pixels wide, and the test images {test}",
+        .dir.display()
+    )]
+    Sides {
+        dir: PathBuf,
+        train: usize,
+        test: usize,
+    },
 }

@@ -49,11 +49,21 @@ impl ImageSet {
     /// MNIST from `dir`, or without one the digits that are part of the binary.
     pub(crate) fn load(dir: Option<&Path>) -> Result<Self, IdxError> {
         match dir {
-            Some(dir) => Ok(Self {
-                name: "MNIST",
-                train: mnist(dir, "train")?,
-                test: mnist(dir, "t10k")?,
-            }),
+            Some(dir) => {
+                let (train, test) = (mnist(dir, "train")?, mnist(dir, "t10k")?);
+                match train.side == test.side {
+                    true => Ok(Self {
+                        name: "MNIST",
+                        train,
+                        test,
+                    }),
+                    false => Err(IdxError::Sides {
+                        dir: dir.to_path_buf(),
+                        train: train.side,
+                        test: test.side,
+                    }),
+                }
+            }
             None => Ok(Self::digits()),
         }
     }

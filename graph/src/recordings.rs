@@ -13,8 +13,8 @@ use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor};
 
 use crate::hooks::Carried;
-use crate::record::{Seeks, record_with, trains};
-use crate::tensors::Given;
+use crate::record::{Seeks, model_device, record_with, trains};
+use crate::tensors::{Given, input_device};
 use crate::{Form, Graph, GraphError, Halves, Recording, Tensors, Verified, hooks};
 use change::change;
 
@@ -57,8 +57,11 @@ struct Known {
 /// From which use on a look is repeated, at each doubling.
 const AGAIN: u64 = 8;
 
-fn is_repeated(uses: u64) -> bool {
-    uses >= AGAIN && uses.is_power_of_two()
+/// The same of a recording that is kept for a closure that captures something, a function say.
+const AGAIN_WITH_CAPTURES: u64 = 2;
+
+fn is_repeated(uses: u64, from: u64) -> bool {
+    uses >= from && uses.is_power_of_two()
 }
 
 impl Known {
@@ -88,6 +91,8 @@ struct Kept {
     pass: Pass,
     shapes: Vec<Vec<usize>>,
     values: u64,
+    /// Default dtypes are the device's, and what it supports.
+    device: String,
     model: u64,
     /// Whether its gradients were to be compared, and what half precision was taken for: clones may differ
     /// in that.
@@ -167,7 +172,8 @@ struct Memory {
 /// which is compared, but not on a number or on what the closure captures where the operations are the
 /// same: that is seen at those steps alone.
 ///
-/// At such uses a recording that is kept is made once more, too: where numbers of the forward pass, or plain
+/// At such uses a recording that is kept is made once more, too (for a closure that captures something, a function
+/// say, from the second use on): where numbers of the forward pass, or plain
 /// tensors of the model, are no longer those that were recorded, a warning of [`tracing`] says so, and this forward pass
 /// is recorded in every step from then on.
 #[derive(Debug, Clone)]
@@ -254,14 +260,19 @@ impl Recordings {
                 .map(|(shape, _)| shape)
                 .collect(),
             values,
+            device: format!("{:?}", model_device(model).or_else(|| input_device(input))),
             model: state.all.finish(),
             verifies,
             halves: self.halves,
         };
+        let from = match size_of::<F>() {
+            0 => AGAIN,
+            _ => AGAIN_WITH_CAPTURES,
+        };
         let known = self.kept::<O>(&kept, &carried);
         if let Some((known, uses)) = &known
             && !is_due
-            && !is_repeated(*uses)
+            && !is_repeated(*uses, from)
         {
             return Ok(known.clone());
         }
@@ -293,7 +304,7 @@ impl Recordings {
             return (false, false);
         };
         known.uses += 1;
-        let again = verifies && known.compared.is_some() && is_repeated(known.uses);
+        let again = verifies && known.compared.is_some() && is_repeated(known.uses, AGAIN);
         let is_due = known.watches || verifies && (again || !known.is_verified);
         (is_due, again)
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | mixed precision | a model with Burn's `TrainStep` and `InferenceStep` goes into the Learner as `Amp::new(OwnSteps::new(model), …)` |
 //! | a step of one's own | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
-//! | after each step | `with_after_step(advance)`: quantizers move on, masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), LossScale::None)` |
+//! | after each step | `with_after_step(advance)`: quantizers move on, masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), &GradScalerConfig::for_dtype(FloatDType::F32))` |
 //! | several devices | quantizers observe in replicas, which are dropped: calibrate before, and `advance` warns where that was not done |
 //! | the loss scale | is in Burn's own checkpoints, and a metric: `LossScaleMetric`, `SkippedStepsMetric` |
 //! | errors | stop the training through `Monitor::interrupter`, and are in `Monitor::error` |

@@ -421,3 +421,21 @@ fn a_panic_of_the_model_is_not_taken_for_mixed_dtypes() {
     };
     assert_says!(reason, "no dtype is configured");
 }
+
+/// What is kept is what a view looks at, however large the view is.
+#[test]
+fn an_expanded_activation_counts_as_it_is_stored() {
+    let model = LinearConfig::new(4, 1).init(&Device::flex());
+    let (model, autocast) = config(FloatDType::F16).prepare(model).unwrap();
+    let activations = |width: usize| {
+        let x = Tensor::<2>::ones([8, 4], &Device::flex());
+        let audit = audit(&model, &autocast, x, |model, autocast, x| {
+            autocast.forward(x, |x| {
+                let wide = model.forward(x).tanh().expand([8, width]);
+                (wide.clone() * wide).sum()
+            })
+        });
+        audit.unwrap().memory.activations_f32
+    };
+    assert_eq!(activations(64), activations(1));
+}

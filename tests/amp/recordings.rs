@@ -239,6 +239,46 @@ struct Contrast {
     queue: Tensor<2>,
 }
 
+/// Values of one closure may be several functions, if it captures a pointer to one.
+#[test]
+fn a_kept_recording_of_another_captured_function_is_kept_no_more() {
+    on_tracked(|device| {
+        let layer = Mlp::new(1, &device).first;
+        let half = Autocast::new(FloatDType::BF16)
+            .with_fallback(Fallback::Emulate)
+            .cached();
+        let x = tensor::<2>(5, [7, 6], &device);
+        let run = |last: fn(Tensor<2>) -> Tensor<2>| {
+            let forward = |layer: &Linear, x| last(layer.forward(x));
+            values(half.run(&layer, x.clone(), forward).unwrap())
+        };
+        let plain = run(|x| x);
+        let negated: Vec<f32> = plain.iter().map(|value| -value).collect();
+        assert_eq!(run(|x| x.neg()), negated);
+        assert_eq!(run(|x| x), plain);
+    });
+}
+
+/// Integers are of the device's own type.
+#[test]
+#[allow(deprecated)]
+fn a_kept_recording_is_for_its_device() {
+    let half = Autocast::new(FloatDType::BF16)
+        .with_fallback(Fallback::Emulate)
+        .cached();
+    let layer = Mlp::new(1, &Device::flex()).first;
+    let x = tensor::<2>(5, [7, 6], &Device::flex());
+    for device in [Device::flex(), Device::ndarray()] {
+        let (layer, x) = (
+            layer.clone().to_device(&device),
+            x.clone().to_device(&device),
+        );
+        let forward = |layer: &Linear, x: Tensor<2>| layer.forward(x).argmax(1);
+        let found = half.run(&layer, x.clone(), forward).unwrap();
+        assert_eq!(found.dtype(), forward(&layer, x).dtype());
+    }
+}
+
 #[test]
 fn a_kept_recording_whose_constants_change_is_kept_no_more() {
     on_tracked(|device| {

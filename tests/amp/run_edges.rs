@@ -1,7 +1,8 @@
 //! `Autocast::run` at its edges: exceptions from its lists, models of nothing.
 
-use burn::nn::{Dropout, DropoutConfig, LinearConfig};
-use burn::tensor::{FloatDType, Tensor};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, GraphError, Precision};
 
 use crate::run::emulating;
@@ -69,5 +70,29 @@ fn a_function_without_parameters_runs_where_its_input_is() {
             .unwrap_err();
         let region = "`AutocastConfig::prepare` and `Autocast::forward` do without a recording";
         assert!(reads.to_string().ends_with(region), "{reads}");
+    });
+}
+
+/// BF16 has no `f32::MIN`, with which masks are filled: it would round to an infinity.
+#[test]
+fn a_mask_filled_with_the_lowest_number_stays_finite() {
+    on_tracked(|device| {
+        let model = LinearConfig::new(4, 3).with_bias(false).init(&device);
+        let x = Tensor::<2>::ones([2, 4], &device);
+        let mask = Tensor::<2, Int>::from_data([[0, 0, 1], [0, 1, 0]], &device).equal_elem(1);
+        let entropy = |model: &Linear, (x, mask): (Tensor<2>, Tensor<2, Bool>)| {
+            let logits = model.forward(x).mask_fill(mask, f32::MIN);
+            let log = log_softmax(logits.clone(), 1);
+            (logits, (log.clone().exp() * log).sum_dim(1))
+        };
+        let expected = values(entropy(&model, (x.clone(), mask.clone())).1);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let run = emulating(dtype).run(&model, (x.clone(), mask.clone()), entropy);
+            let (logits, found) = run.unwrap();
+            assert!(values(logits).iter().all(|value| value.is_finite()));
+            for (found, expected) in values(found).iter().zip(&expected) {
+                assert!((found - expected).abs() < 0.02, "{found} {expected}");
+            }
+        }
     });
 }

@@ -8,7 +8,7 @@ use burn_lean::amp::{
     Speculative,
 };
 
-use crate::model::{Mlp, Normalized, bits, gradients, prepared};
+use crate::model::{Mlp, Normalized, bits, gradients, loss, prepared};
 use crate::support::{each_device, on_tracked, tensor};
 
 /// Overflows at the start, in a row, alone, and at the end.
@@ -35,6 +35,27 @@ fn scaler() -> GradScaler {
     .with_max_norm(Some(0.5))
     .init()
     .unwrap()
+}
+
+/// As in the plain mode: one of two batches whose gradients are added up is without examples.
+#[test]
+fn a_step_of_several_losses_is_taken_back_for_one_that_is_not_finite() {
+    each_device(|target| {
+        let (model, autocast) = prepared(1, FloatDType::F16, &target.device);
+        let weights = bits(&model);
+        let mut training = Speculative::new(model, AdamWConfig::new().init(), scaler());
+        training
+            .step(0.05, |model, scaler| {
+                let one = scaler.scale(loss(model, &autocast, 0, 1.0))?;
+                let empty = scaler.scale(loss(model, &autocast, 0, 1.0) + f32::NAN)?;
+                let grads = (one + empty).backward();
+                Ok(GradientsParams::from_grads(grads, model))
+            })
+            .unwrap();
+        let (model, _, scaler) = training.finish().unwrap();
+        assert_eq!(scaler.state().skipped_steps, 1);
+        assert_eq!(bits(&model), weights);
+    });
 }
 
 #[test]

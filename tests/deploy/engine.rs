@@ -8,6 +8,8 @@ use burn::nn::{
     PaddingConfig2d,
 };
 use burn::tensor::activation::relu;
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::deploy::{
     ActivationQuantization, Arithmetic, Backend, DeployError, DynamicGrid, EngineConfig,
@@ -18,10 +20,10 @@ use burn_lean::quant::{
     integer::{Grid, IntegerLinear},
 };
 
-use crate::judge::{Nothing, close};
+use crate::judge::{Nothing, close, within_a_step};
 use crate::support::{each_device, on_each, tensor, values, with_numbers};
 
-const GRID: Grid = Grid {
+pub(crate) const GRID: Grid = Grid {
     scale: 2.0 / 255.0,
     zero_point: 128,
     quant_min: 0,
@@ -491,4 +493,39 @@ fn a_convolution_along_one_axis_is_run() {
         let found = config.compile(export).unwrap().run(&x).unwrap();
         close(found, conv.forward(x));
     });
+}
+
+/// As many outputs along the width as channels.
+#[test]
+fn a_bias_that_is_computed_is_added_to_the_channels_of_an_integer_convolution() {
+    let device = Device::flex();
+    let config = Conv2dConfig::new([3, 4], [3, 3]).with_bias(false);
+    let conv: Conv2d = with_numbers(config.init(&device), 3);
+    let granularity = Granularity::PerChannel { axis: 0 };
+    let scheme = Scheme::symmetric(NumberFormat::int8().narrow()).with_granularity(granularity);
+    let qparams = QuantParams::of(&conv.weight.val(), &scheme).unwrap();
+    let weight = QuantizedTensor::quantize(&conv.weight.val(), &qparams, &scheme).unwrap();
+    let convolve = |weight: Tensor<4>, x: Tensor<4>, biases: Tensor<2>| {
+        let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+        let bias: Tensor<1> = biases.sum_dim(0).reshape([4]);
+        conv2d(x, weight, Some(bias), options)
+    };
+    let forward =
+        |conv: &Conv2d, (x, biases): (Tensor<4>, Tensor<2>)| convolve(conv.weight.val(), x, biases);
+    let x = tensor::<4>(4, [2, 3, 6, 6], &device);
+    let biases = tensor::<2>(5, [2, 4], &device) * 3.0;
+    let inputs = (x.clone(), biases.clone());
+    let export = Export::record(&conv, &inputs, forward).unwrap();
+    let quantization = Quantization::none()
+        .with_weight("weight", weight.clone())
+        .with_input("weight", ActivationQuantization::Static(GRID));
+    let own = EngineConfig::new().with_backend(Some(Backend::Own));
+    let own = own.with_arithmetic(Arithmetic::Integer);
+    let engine = own.compile(export.with_quantization(quantization));
+    let engine = engine.unwrap();
+    assert_eq!(engine.report().layers[0].execution, Execution::Integer);
+    let rounded = (x / GRID.scale).round().clamp(-128.0, 127.0) * GRID.scale;
+    let expected = convolve(weight.dequantize(&device).unwrap(), rounded, biases);
+    assert_eq!(expected.dims(), [2, 4, 4, 4]);
+    within_a_step(engine.run(&inputs).unwrap(), expected);
 }

@@ -131,6 +131,16 @@ fn reductions_and_orders() {
 }
 
 #[test]
+fn a_sum_along_no_axes_is_what_it_was() {
+    let device = Device::flex();
+    let x = tensor::<2>(8, [3, 4], &device);
+    same(&Nothing {}, x, |_, x: Tensor<2>| {
+        let none: [usize; 0] = [];
+        x.sum_dims(&none) * 2.0
+    });
+}
+
+#[test]
 fn integers_and_casts() {
     each_device(|target| {
         let x = tensor::<2>(8, [3, 4], &target.device) * 9.0;

@@ -8,13 +8,16 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Gru, GruConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form, OnnxNode};
+use burn_lean::deploy::{
+    Arithmetic, Backend, EngineConfig, Execution, Export, Form, OnnxNode, Quantization,
+};
 use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, NumberFormat, Override, PtqConfig, QatConfig, QuantizedForward,
     Schedule, Scheme, WeightConfig, WeightGranularity, calibrate, quantized_weights,
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
+use crate::engine::codes;
 use crate::judge::{close, for_the_judge, operators, within_steps};
 use crate::quantized::{images, written};
 use crate::support::{tensor, values, with_numbers};
@@ -312,5 +315,56 @@ fn ragged_blocks_are_smaller_ones_or_the_floats_of_their_codes() {
             let engine = config.compile(record()).unwrap();
             close(engine.run(&x).unwrap(), expected.clone());
         }
+    }
+}
+
+/// A matrix that is read beside half of it.
+#[derive(Module, Debug)]
+struct Beside {
+    w: Param<Tensor<2>>,
+}
+
+impl Beside {
+    fn both(&self) -> Tensor<2> {
+        let w = self.w.val();
+        Tensor::cat(vec![w.clone(), w * 0.5], 1)
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        x.matmul(self.both())
+    }
+}
+
+#[test]
+fn what_is_computed_from_a_quantized_weight_is_computed_from_its_codes() {
+    let device = Device::flex();
+    let model = Beside {
+        w: Param::from_tensor(tensor(3, [6, 4], &device)),
+    };
+    let weight = codes(&model.w.val(), NumberFormat::int(2));
+    let rounded = Beside {
+        w: Param::from_tensor(weight.dequantize(&device).unwrap()),
+    };
+    let x = tensor::<2>(5, [3, 6], &device);
+    let expected = rounded.forward(x.clone());
+    let record = || {
+        let export = Export::record(&model, &x, Beside::forward).unwrap();
+        export.with_quantization(Quantization::none().with_weight("w", weight.clone()))
+    };
+    for form in [Form::Float, Form::Qdq, Form::Integer] {
+        let exported = record().to_onnx(form).unwrap();
+        for_the_judge(&exported, &x, &expected, None);
+        let mut constants = exported.model.initializers().iter();
+        let matrix = constants.find(|one| one.shape() == [6, 8]).unwrap();
+        let (numbers, _) = matrix.bytes().as_chunks::<4>();
+        let numbers = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        assert_eq!(numbers.collect::<Vec<_>>(), values(rounded.both()));
+    }
+    for backend in [Backend::Own, Backend::Rten, Backend::Burn] {
+        let config = EngineConfig::new()
+            .with_arithmetic(Arithmetic::Float)
+            .with_backend(Some(backend));
+        let engine = config.compile(record()).unwrap();
+        close(engine.run(&x).unwrap(), expected.clone());
     }
 }

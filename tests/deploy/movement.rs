@@ -2,7 +2,7 @@
 
 use burn::tensor::ops::PadMode;
 use burn::tensor::{Device, IndexingUpdateOp, Int, IntDType, Tensor, s};
-use burn_lean::deploy::{Export, Form};
+use burn_lean::deploy::{Export, Form, OnnxNode};
 
 use crate::judge::{Nothing, same};
 use crate::support::{each_device, tensor};
@@ -88,6 +88,27 @@ fn choosing_by_indices() {
             x.scatter(1, at, found, IndexingUpdateOp::Add)
         });
     });
+}
+
+/// ONNX's operators for several numbers at a time take no others.
+#[test]
+fn elements_that_several_numbers_choose_are_chosen_by_64_bits() {
+    let device = Device::flex();
+    let x = tensor::<2>(2, [3, 4], &device);
+    let at = Tensor::<2, Int>::from_ints([[2, 0], [1, 3], [0, 1]], &device).cast(IntDType::I32);
+    let exported = same(&Nothing {}, (x, at), |_, (x, at)| {
+        let found: Tensor<1> = x.clone().gather_nd(at.clone());
+        x.scatter_nd(at, found * 2.0, IndexingUpdateOp::Add)
+    });
+    let nodes = exported.model.nodes();
+    let makers = |name: &String| {
+        let maker = nodes.iter().find(|node| node.outputs().contains(name));
+        maker.map(OnnxNode::operator)
+    };
+    for operator in ["GatherND", "ScatterND"] {
+        let node = nodes.iter().find(|node| node.operator() == operator);
+        assert_eq!(makers(&node.unwrap().inputs()[1]), Some("Cast"));
+    }
 }
 
 #[test]

@@ -420,7 +420,7 @@ fn a_transposed_convolution_has_codes_in_the_file_and_a_line_in_the_report() {
 }
 
 /// Which of so many parts of a result are NaN as a whole; no other may have one.
-fn lost(found: Vec<f32>, parts: usize) -> Vec<bool> {
+pub(crate) fn lost(found: Vec<f32>, parts: usize) -> Vec<bool> {
     let part = |part: &[f32]| {
         let lost = part[0].is_nan();
         assert!(part.iter().all(|x| x.is_nan() == lost), "{part:?}");

@@ -3,10 +3,10 @@
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::prune::{PruneError, mean_loss, recompute_batch_norm};
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -29,6 +29,97 @@ impl Net {
         self.norm
             .forward(self.dropout.forward(self.conv.forward(images.clone())))
     }
+}
+
+/// A layer for long sequences and one for short ones, and one that runs at each step.
+#[derive(Module, Debug)]
+struct Steps {
+    short: BatchNorm,
+    long: BatchNorm,
+    each: BatchNorm,
+}
+
+#[test]
+fn a_layer_that_does_not_always_run_has_the_average_over_what_it_saw() {
+    on_each(|device| {
+        let device = &device.clone().autodiff();
+        let norm = || BatchNormConfig::new(1).init(device);
+        let model = Steps {
+            short: norm(),
+            long: norm(),
+            each: norm(),
+        };
+        // `[batch, steps]` of one value, and half of the examples one more, the others one less.
+        let batch = |examples: usize, steps: usize, value: f32| {
+            let signs = (0..examples).map(|index| if index % 2 == 0 { 1.0 } else { -1.0 });
+            let rows = signs.flat_map(|sign| vec![value + sign; steps]);
+            let data = TensorData::new(rows.collect::<Vec<f32>>(), [examples, steps]);
+            Tensor::<2>::from_data(data, device)
+        };
+        let forward = |model: &Steps, x: &Tensor<2>| {
+            let [_, steps] = x.dims();
+            let first = x.clone().slice([0..x.dims()[0], 0..1]);
+            match steps > 2 {
+                true => model.long.forward(first),
+                false => model.short.forward(first),
+            };
+            for step in 0..steps {
+                model
+                    .each
+                    .forward(x.clone().slice([0..x.dims()[0], step..step + 1]));
+            }
+        };
+        let batches = [batch(4, 4, 2.0), batch(6, 1, 6.0), batch(2, 2, 8.0)];
+        let renewed = recompute_batch_norm(model, forward, batches).unwrap();
+        let mean = |norm: &BatchNorm| values(norm.running_mean.value_sync())[0];
+        let variance = |norm: &BatchNorm| values(norm.running_var.value_sync())[0];
+        // Of short ones (6·6 + 2·8)/8, of all (4·2 + 6·6 + 2·8)/12.
+        for (norm, expected) in [
+            (&renewed.long, 2.0),
+            (&renewed.short, 6.5),
+            (&renewed.each, 5.0),
+        ] {
+            assert!(
+                (mean(norm) - expected).abs() < 1e-4,
+                "{} {expected}",
+                mean(norm)
+            );
+        }
+        // n/(n − 1) of 4 examples.
+        let found = variance(&renewed.long);
+        assert!((found - 4.0 / 3.0).abs() < 1e-4, "{found}");
+    });
+}
+
+/// What an example decides shows in two of them; what their number decides, in all.
+#[test]
+fn a_layer_that_runs_by_the_size_of_the_batch_has_its_own_average() {
+    let device = Device::flex().autodiff();
+    let norm = || BatchNormConfig::new(1).init(&device);
+    let batch = |value: f32, examples: usize| {
+        let signs = (0..examples).map(|index| if index % 2 == 0 { 1.0 } else { -1.0 });
+        let rows: Vec<f32> = signs.map(|sign| value + sign).collect();
+        Tensor::<2>::from_data(TensorData::new(rows, [examples, 1]), &device)
+    };
+    let forward = |(four, others): &(BatchNorm, BatchNorm), x: &Tensor<2>| match x.dims()[0] {
+        4 => four.forward(x.clone()),
+        _ => others.forward(x.clone()),
+    };
+    let batches = [batch(2.0, 4), batch(6.0, 6)];
+    let (four, others) = recompute_batch_norm((norm(), norm()), forward, batches).unwrap();
+    for (norm, expected) in [(four, 2.0), (others, 6.0)] {
+        let found = values(norm.running_mean.value_sync())[0];
+        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
+}
+
+#[test]
+fn a_loss_for_each_example_is_refused() {
+    let device = Device::flex();
+    let x = Tensor::<2>::from_floats([[1.0], [3.0]], &device);
+    let model = BatchNormConfig::new(1).init(&device);
+    let error = mean_loss(&model, |_, x: &Tensor<2>| x.clone().flatten(0, 1), &[x]);
+    assert_matches!(error.unwrap_err(), PruneError::Loss { .. });
 }
 
 #[test]

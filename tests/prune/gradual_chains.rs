@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Schedule,
-    Selection, SolverConfig, run::Epoch,
+    Selection, SolverConfig, SparsityPattern, run::Epoch,
 };
 use burn_lean::quant::{ConvertConfig, QatConfig, WeightQuantizer, advance, quantizers};
 use burn_lean::reparam::{ChainReparameterizer, find};
@@ -72,6 +72,46 @@ fn run(net: Perceptron, autocast: Option<Autocast>, device: &Device) -> Pruned<P
     assert_eq!(Masks::of(&pruned.model).unwrap(), pruned.masks);
     assert!(zeros(&pruned.model) >= 0.75);
     pruned
+}
+
+/// Also where the first stages would keep more than they do.
+#[test]
+fn masks_that_a_model_comes_with_hold() {
+    on_tracked(|device| {
+        let dense = net(&device);
+        let selection = Selection::of(&dense, None).unwrap();
+        let budget = Budget::Sparsity(0.5);
+        let first =
+            Masks::by_magnitude(&dense, &selection, &SparsityPattern::Unstructured, &budget)
+                .unwrap();
+        let carried = |masks: &Masks| -> Vec<bool> {
+            let kept = masks.parameters().iter().flat_map(|mask| mask.kept());
+            kept.copied().collect()
+        };
+        let is_within = |masks: &Masks| {
+            let both = carried(&first).into_iter().zip(carried(masks));
+            both.clone().count() > 0 && both.into_iter().all(|(was, is)| was || !is)
+        };
+        let inner = device.clone().inner();
+        let loader = |seed| batches(seed, &inner);
+        let masked = first.attach(dense.clone()).unwrap();
+        let pruned = gradual().prune(masked, loss, loader, |net, _| {
+            assert!(is_within(&Masks::of(&net).unwrap()));
+            Ok(net)
+        });
+        let pruned = pruned.unwrap();
+        assert!(is_within(&pruned.masks));
+        assert_eq!(pruned.masks.sparsity(), 0.75);
+
+        // One stage that would keep more than there is.
+        let solver = SolverConfig::new(Budget::Sparsity(0.25));
+        let pruner =
+            PrunerConfig::new(solver, FisherConfig::new(16)).with_ridge(RidgeChoice::Fixed(1e-2));
+        let masked = first.attach(dense).unwrap();
+        let pruned = pruner.prune(masked, loss, loader).unwrap();
+        assert_eq!(pruned.masks, first);
+        assert_eq!(pruned.stages[0].nonzeros, first.nonzeros());
+    });
 }
 
 fn half() -> [AutocastConfig; 2] {

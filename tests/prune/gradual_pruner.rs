@@ -299,6 +299,18 @@ fn what_cannot_be_done_is_refused_with_the_model() {
             ..
         }
     );
+    // A pattern is there or not, whatever the schedule says.
+    let error = with(&|gradual| {
+        gradual.stages = 0;
+        gradual.pruner.budget = Budget::All;
+    });
+    assert_matches!(
+        error,
+        PruneError::InvalidConfig {
+            field: "stages",
+            ..
+        }
+    );
     let error = with(&|gradual| gradual.pruner.budget = Budget::Sparsity(1.0));
     assert_eq!(error, PruneError::Sparsity { sparsity: 1.0 });
 

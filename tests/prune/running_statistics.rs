@@ -8,7 +8,8 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualPruner, Method, PruneError, Pruned, PrunerConfig, RidgeChoice,
-    RunningStatistics, SolverConfig, SparseRecord, StageMethod, mean_loss, recompute_batch_norm,
+    RunningStatistics, Selection, SolverConfig, SparseRecord, StageMethod, mean_loss,
+    recompute_batch_norm,
 };
 
 use crate::support::{each_device, on_each, on_tracked, tensor, values, with_numbers};
@@ -234,18 +235,45 @@ fn statistics_that_are_not_finite_are_refused_by_magnitude_too() {
 #[test]
 fn copies_of_the_dense_model_keep_their_statistics() {
     let device = Device::flex().autodiff();
-    let dense = Net::new(&device);
-    let teacher = dense.clone();
-    let before = teacher.statistics();
+    let folder = tempfile::tempdir().unwrap();
+    // Also where stages are kept.
+    for state in [None, Some(folder.path().to_path_buf())] {
+        let dense = Net::new(&device);
+        let teacher = dense.clone();
+        let before = teacher.statistics();
+        let solver = SolverConfig::new(Budget::Sparsity(0.5));
+        let config = PrunerConfig::new(solver, FisherConfig::new(24))
+            .with_ridge(RidgeChoice::Fixed(1e-2))
+            .with_running_statistics(RunningStatistics::Kept)
+            .with_state(state);
+        let loader = |seed| [images(seed, 1.0, &Device::flex())];
+        let pruned = config.prune_with(dense, Net::loss, loader, |model, _, _| {
+            model.forward(&pixels(7, 5.0, &device));
+            Ok(model)
+        });
+        assert_ne!(pruned.unwrap().model.statistics(), before);
+        assert_eq!(teacher.statistics(), before);
+    }
+}
+
+/// Those that judge are held out, also where they are in the batch of the samples.
+#[test]
+fn new_statistics_are_those_of_the_examples_that_gave_the_gradients() {
+    let device = Device::flex();
     let solver = SolverConfig::new(Budget::Sparsity(0.5));
-    let config = PrunerConfig::new(solver, FisherConfig::new(24))
-        .with_ridge(RidgeChoice::Fixed(1e-2))
-        .with_running_statistics(RunningStatistics::Kept);
-    let loader = |seed| [images(seed, 1.0, &Device::flex())];
-    let pruned = config.prune_with(dense, Net::loss, loader, |model, _, _| {
-        model.forward(&pixels(7, 5.0, &device));
-        Ok(model)
-    });
-    assert_ne!(pruned.unwrap().model.statistics(), before);
-    assert_eq!(teacher.statistics(), before);
+    let fisher = FisherConfig::new(10);
+    let whole = fisher.bytes_needed(&Selection::of(&Net::new(&device), None).unwrap());
+    for bound in [whole, whole / 4] {
+        let config = PrunerConfig::new(solver.clone(), fisher.clone().with_memory_bound(bound))
+            .with_in_blocks(true)
+            .with_ridge(RidgeChoice::Fixed(1e-2))
+            .with_running_statistics(RunningStatistics::Recomputed);
+        let batch = images(1, 1.0, &device);
+        let pruned = config
+            .prune(Net::new(&device), Net::loss, |_| [batch.clone()])
+            .unwrap();
+        let seen = [burn_lean::prune::Batch::slice(&batch, 0..10)];
+        let expected = recompute_batch_norm(pruned.model.clone(), Net::loss, seen).unwrap();
+        assert_eq!(pruned.model.statistics(), expected.statistics());
+    }
 }

@@ -109,6 +109,34 @@ fn a_calibration_that_fails_leaves_running_statistics_as_they_were() {
 }
 
 #[test]
+fn a_learned_scale_of_the_values_at_hand_does_not_start_from_infinite_ones() {
+    each_device(|target| {
+        let config = FakeQuantizeConfig::new(Scheme::symmetric(NumberFormat::int8()))
+            .with_observer(ObserverConfig::Memoryless)
+            .with_learned(Learned::Lsq);
+        let x = tensor::<1>(1, [32], &target.device);
+        let calibrated = |batches: &[Tensor<1>]| {
+            let quantizer = config.init(&target.device).unwrap();
+            calibrate(quantizer, |quantizer| {
+                for batch in batches {
+                    quantizer.forward(batch.clone());
+                }
+            })
+        };
+        let finite = [x.clone(), x.clone() * 0.5];
+        assert!(calibrated(&finite).unwrap().is_learning());
+        for broken in [f32::INFINITY, f32::NAN] {
+            let broken = x.clone() * broken;
+            for batches in [[x.clone(), broken.clone()], [broken, x.clone()]] {
+                let rejected = calibrated(&batches).unwrap_err();
+                assert_says!(rejected, "infinite or not a number");
+                assert!(!rejected.value().is_learning());
+            }
+        }
+    });
+}
+
+#[test]
 fn learned_scales_are_trained_after_a_calibration_as_before() {
     on_tracked(|device| {
         let activation = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));

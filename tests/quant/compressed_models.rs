@@ -6,9 +6,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::deploy::Export;
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, Granularity, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, Scheme, WeightConfig, calibrate,
+    ConvertConfig, FakeQuantizeConfig, Granularity, NumberFormat, ObserverConfig, Override,
+    PtqConfig, PtqMode, QatConfig, Scheme, WeightConfig, calibrate,
     deploy::{load_compressed_tensors, save_compressed_tensors},
+    quantized_weights,
 };
 use burn_lean::reparam::{ChainReparameterizer, attach};
 
@@ -148,4 +149,27 @@ fn what_came_as_floats_is_not_quantized_anew() {
     assert_eq!(exported.quantization().weights().count(), 1);
     let (converted, _) = ConvertConfig::new().convert(loaded).unwrap();
     assert_eq!(values(forward(&converted, x)), expected);
+}
+
+/// A model whose quantizers take the range of the values at hand would round it with that.
+#[test]
+fn a_layer_that_was_spared_is_not_rounded_where_it_is_loaded() {
+    let device = Device::flex();
+    let (_folder, path) = scratch("spared.safetensors");
+    let fresh = |seed| -> Vec<Linear> {
+        let layers = (0..2).map(|_| LinearConfig::new(8, 8).init(&device));
+        with_numbers(layers.collect(), seed)
+    };
+    let config = QatConfig::new().with_activation(None);
+    let spared = Override::new("1".into()).with_skip(Some(true));
+    let sparing = config.clone().with_overrides(vec![spared]);
+    let model = sparing.prepare(fresh(1)).unwrap();
+    save_compressed_tensors(&model, &path).unwrap();
+    let prepared = config.prepare(fresh(3)).unwrap();
+    let loaded = load_compressed_tensors(prepared, &path).unwrap();
+    for (loaded, saved) in loaded.iter().zip(&model) {
+        assert_eq!(values(loaded.weight.val()), values(saved.weight.val()));
+    }
+    let codes = |model: &Vec<Linear>| quantized_weights(model).unwrap();
+    assert_eq!(codes(&loaded), codes(&model));
 }

@@ -346,7 +346,10 @@ fn a_matrix_of_two_of_four_is_read_without_its_zeros() {
         net.fc1.weight = Param::from_data(data, &target.device);
         let (_folder, path) = scratch("model.safetensors");
         saved(&net, &path);
-        let sizes: Vec<u8> = [12_i64, 16].into_iter().flat_map(i64::to_le_bytes).collect();
+        let sizes: Vec<u8> = [12_i64, 16]
+            .into_iter()
+            .flat_map(i64::to_le_bytes)
+            .collect();
         let bytes = std::fs::read(&path).unwrap();
         let mut tensors = contents(&bytes);
         tensors.remove("fc1.weight").unwrap();

@@ -11,6 +11,7 @@ mod chains;
 mod checkpointing;
 mod codes;
 mod column_layout;
+mod compressed_foreign;
 mod compressed_models;
 mod compressed_tensors;
 mod compressed_tensors_refused;

@@ -352,7 +352,16 @@ fn choices_about_activations_where_none_is_quantized_are_refused() {
     let fc1 = || Override::new("fc1".into());
     let bits = vec![fc1().with_activation_bits(Some(4))];
     assert_eq!(refused(weights().with_outputs(true)), "activation");
-    assert_eq!(refused(weights().with_overrides(bits)), "activation");
+    assert_eq!(
+        refused(weights().with_overrides(bits.clone())),
+        "activation"
+    );
+    // Another layer's activations do not make fc1's wish come true.
+    let of_fc2 = Override::new("fc2".into()).with_activation(QatConfig::new().activation);
+    let with_fc2 = [bits, vec![of_fc2]].concat();
+    assert_eq!(refused(weights().with_overrides(with_fc2)), "activation");
+    // Sums are shown by a forward pass alone.
+    assert_eq!(refused(QatConfig::new().with_sums(true)), "sums");
     let both = fc1()
         .with_skip_activation(Some(true))
         .with_outputs(Some(true));

@@ -155,6 +155,33 @@ fn ranges_of_least_squares_have_less_noise_than_full_ones_at_two_bits() {
 }
 
 #[test]
+fn ranges_of_least_squares_lower_the_error_of_small_floats_too() {
+    each_device(|target| {
+        // One weight of each output is four times as large as the others may be.
+        let outliers = Tensor::<2>::full([1, 3], 4.0, &target.device);
+        let others = tensor::<2>(3, [255, 3], &target.device);
+        let weight = Tensor::cat(vec![outliers, others], 0);
+        let minifloat = WeightConfig::new().with_format(NumberFormat::E2M1);
+        let config = weights_only(4).with_quantize(QatConfig::new().with_weight(minifloat));
+        let error = |range: WeightRange| -> f32 {
+            let linear = LinearConfig::new(256, 3).with_bias(false);
+            let mut linear: Linear = linear.init(&target.device);
+            linear.weight = Param::from_tensor(weight.clone());
+            let quantized = config.clone().with_weight_range(range).quantize(
+                linear,
+                || [tensor::<2>(4, [2, 256], &target.device)],
+                |linear, x| drop(linear.forward_q(x)),
+            );
+            let (quantized, _) = quantized.unwrap();
+            let off = quantized.weight.val() - weight.clone();
+            values(off.square().sum())[0]
+        };
+        let (least, full) = (error(WeightRange::LeastSquares), error(WeightRange::MinMax));
+        assert!(least < full, "{least} {full}");
+    });
+}
+
+#[test]
 fn few_bits_are_rounded_by_data_with_nothing_chosen() {
     each_device(|target| {
         let run = |config: PtqConfig| quantize(&config, &target.device);

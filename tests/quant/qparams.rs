@@ -93,8 +93,8 @@ fn a_range_of_zero_gets_the_smallest_scale() {
     });
     let device = Device::flex();
     let scheme = Scheme::symmetric(NumberFormat::int8());
-    let smallest = QuantParams::from_range_at_least(range(0.0, 0.0, &device), &scheme, 0.25);
-    assert_eq!(values(smallest.scale), [0.25]);
+    let smallest = QuantParams::from_range(range(0.0, 0.0, &device), &scheme);
+    assert_eq!(values(smallest.scale), [QuantParams::EPSILON]);
 }
 
 #[test]
@@ -120,6 +120,25 @@ fn power_of_two_scales_are_exact_at_and_beside_powers_of_two() {
                     assert_eq!(found, [expected], "{max:e}, {rounding:?}");
                 }
             }
+        }
+    });
+}
+
+#[test]
+fn the_mapping_without_clipping_clips_nothing_where_scales_are_e4m3() {
+    each_device(|target| {
+        let scheme = Scheme::symmetric(NumberFormat::int(4))
+            .with_mapping(Mapping::SymmetricNoClipping)
+            .with_granularity(Granularity::PerBlock { extents: vec![16] })
+            .with_scale_format(ScaleFormat::E4M3(ScaleRounding::Up));
+        // The largest number of each side, which one scale has to reach.
+        for largest in [7.0, -8.0] {
+            let mut numbers = [0.0_f32; 16];
+            numbers[0] = largest;
+            let x = Tensor::<1>::from_floats(numbers, &target.device);
+            let qparams = QuantParams::of(&x, &scheme).unwrap();
+            let found = values(fake_quantize(x, &qparams, &scheme))[0];
+            assert!((found - largest).abs() < 1e-5, "{found}");
         }
     });
 }

@@ -7,7 +7,7 @@ use burn_lean::quant::{
     FakeQuantize, FakeQuantizeConfig, Granularity, Learned, NumberFormat, ObserverConfig, Override,
     QatConfig, QuantError, QuantizedForward, RangeMethod, Schedule, Scheme, Site, advance,
     calibrate,
-    format::ScaleRounding,
+    format::{ScaleFormat, ScaleRounding},
     module::{InputStatistics, Phase},
     qat::{merge_observers, set_schedule},
     quantizers,
@@ -343,6 +343,23 @@ fn choices_that_contradict_each_other_are_refused() {
         panic!("{error}")
     };
     assert_eq!(field, "freeze_observers_at");
+}
+
+/// Training moves a scale to any number: what is stored would be another one.
+#[test]
+fn a_learned_scale_of_powers_of_two_is_refused() {
+    let rounding = ScaleRounding::Up;
+    for format in [
+        ScaleFormat::PowerOfTwo(rounding),
+        ScaleFormat::E4M3(rounding),
+    ] {
+        let scheme = Scheme::symmetric(NumberFormat::int8()).with_scale_format(format);
+        let config = FakeQuantizeConfig::new(scheme);
+        config.validate().unwrap();
+        let error = config.with_learned(Learned::Lsq).validate().unwrap_err();
+        assert_matches!(error, QuantError::UnsupportedScheme { .. });
+        assert_says!(error, "`Learned::None`");
+    }
 }
 
 #[test]

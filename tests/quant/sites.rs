@@ -546,6 +546,12 @@ fn mixed_precision_freezes_batch_norm_from_its_step_on_also_in_a_model_that_was_
         let before = statistics(&model);
         loss(&model, 0);
         assert_eq!(statistics(&model), before);
+        // Beside a model that does not train, such as a teacher.
+        let pair = (new().valid(), model);
+        let batch = ConvNet::batch(0, &device);
+        let run = autocast.run(&pair, batch, |(_, model), batch| model.loss(batch));
+        run.unwrap();
+        assert_eq!(statistics(&pair.1), before);
         let prepared = frozen_from(0).prepare(new()).unwrap();
         assert!(!prepared.first_norm.training.is_enabled());
 

@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 use burn_lean::quant::{
-    ConvertConfig, Mapping, QatConfig, QuantError, WeightConfig, WeightGranularity, load_record,
+    ConvertConfig, ForwardQ, Mapping, NumberFormat, ObserverConfig, QatConfig, QuantError,
+    WeightConfig, WeightGranularity, WeightQuantizer, load_record, qat::merge_observers,
     quantized_weights, rounding::set_weight_scales,
 };
 
-use crate::support::{on_each, values, with_numbers};
+use crate::support::{on_each, on_tracked, tensor, values, with_numbers};
 
 const SHAPE: [usize; 2] = [64, 32];
 
@@ -58,6 +59,31 @@ fn scales_are_kept_bit_by_bit_through_records_and_conversion() {
                 .collect();
             assert_eq!(decoded, fake);
         }
+    });
+}
+
+#[test]
+fn scales_of_weights_stay_in_training_whatever_their_observer() {
+    on_tracked(|device| {
+        let linear = LinearConfig::new(16, 2).with_bias(false);
+        let mut linear: Linear = linear.init(&device);
+        // All the codes of INT4, of which the lowest is wider than what the mapping gives a range.
+        let numbers: Vec<f32> = (0..32).map(|at| 0.1 * ((at / 2) as f32 - 8.0)).collect();
+        linear.weight = Param::from_data(TensorData::new(numbers, [16, 2]), &device);
+        let weight = WeightConfig::new()
+            .with_format(NumberFormat::int(4))
+            .with_observer(ObserverConfig::MinMax);
+        let prepared = config().with_weight(weight).prepare(linear).unwrap();
+        let model = set_weight_scales(prepared, &of("weight", vec![0.1; 2])).unwrap();
+        let scales = |model: &Linear| {
+            let quantizer = WeightQuantizer::of(&model.weight).unwrap();
+            values(quantizer.weight.qparams().unwrap().scale)
+        };
+        model.forward_q(tensor::<2>(1, [3, 16], &device));
+        assert_eq!(scales(&model), [0.1; 2]);
+        let replica = model.clone();
+        let merged = merge_observers(model, &[replica]).unwrap();
+        assert_eq!(scales(&merged), [0.1; 2]);
     });
 }
 

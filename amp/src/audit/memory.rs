@@ -51,9 +51,14 @@ pub(super) fn saved_bytes(pass: &Pass<'_>) -> (usize, usize) {
         .collect();
     let mut root: HashMap<TensorId, TensorId> = HashMap::new();
     let mut weights = parameters.clone();
-    let mut kept: HashMap<TensorId, usize> = HashMap::new();
+    let mut kept: HashSet<TensorId> = HashSet::new();
+    // A view may be larger than what it looks at.
+    let mut sizes: HashMap<TensorId, usize> = HashMap::new();
     for node in pass.graph.nodes() {
         let operation = node.operation();
+        for tensor in node.operands().chain(operation.outputs()) {
+            sizes.entry(tensor.id).or_insert_with(|| pass.bytes(tensor));
+        }
         let root_of = |root: &HashMap<_, _>, tensor: &TensorIr| {
             root.get(&tensor.id).copied().unwrap_or(tensor.id)
         };
@@ -76,12 +81,13 @@ pub(super) fn saved_bytes(pass: &Pass<'_>) -> (usize, usize) {
             Saved::Outputs => operation.outputs().collect(),
         };
         for tensor in saved.into_iter().filter(|tensor| tensor.dtype.is_float()) {
-            kept.insert(root_of(&root, tensor), pass.bytes(tensor));
+            kept.insert(root_of(&root, tensor));
         }
     }
     let mut copies = 0;
     let mut activations = 0;
-    for (id, bytes) in kept {
+    for id in kept {
+        let bytes = sizes.get(&id).copied().unwrap_or(0);
         match (parameters.contains(&id), weights.contains(&id)) {
             (true, _) => {}
             (false, true) => copies += bytes,

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use burn_lean_graph::Node;
 
 use super::Finding;
-use crate::autocast::lists::{LARGEST_F16, fits_f16, holds_positions, is_range_sensitive};
+use crate::autocast::lists::{LARGEST_F16, fits, holds_positions, is_range_sensitive};
 
 /// Whether the output shares memory with the input.
 pub(super) fn is_alias(operation: &OperationIr) -> bool {
@@ -101,7 +101,7 @@ pub(super) fn risks(node: &Node<'_>, dtype: DType) -> Vec<Finding> {
         return risks;
     }
     let operation = node.operation();
-    if dtype == DType::F16 && !fits_f16(&node.scalars()) {
+    if !fits(dtype.into(), &node.scalars()) {
         risks.push(Finding::ConstantOutOfRange);
     }
     let (overflows, inexact) = match operation {

@@ -22,6 +22,9 @@ const SMALLEST_F16: f64 = 6.103_515_625e-5;
 /// Largest F16 number.
 pub(crate) const LARGEST_F16: f64 = 65_504.0;
 
+/// (2 − 2⁻⁷)·2¹²⁷.
+const LARGEST_BF16: f64 = 3.389_531_389_251_535_5e38;
+
 /// Which operations or modules run in another precision than the lists say.
 #[derive(Debug, Clone)]
 pub(crate) enum Except {
@@ -123,7 +126,7 @@ pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
         // A cast in the model is the model's own decision.
         OperationIr::BaseFloat(Base::Cast(_)) => Precision::AsRecorded,
         operation if is_range_sensitive(operation) => Precision::Full,
-        _ if half == FloatDType::F16 && !fits_f16(&node.scalars()) => Precision::Full,
+        _ if !fits(half, &node.scalars()) => Precision::Full,
         _ => Precision::Follow,
     }
 }
@@ -216,10 +219,16 @@ pub(crate) fn is_range_sensitive(operation: &OperationIr) -> bool {
     }
 }
 
-/// Whether F16 has these numbers, or signed infinities in their place that are meant.
-pub(crate) fn fits_f16(scalars: &[f64]) -> bool {
+/// Whether the dtype has these numbers, or signed infinities in their place that are meant.
+pub(crate) fn fits(half: FloatDType, scalars: &[f64]) -> bool {
+    let range = match half {
+        FloatDType::F16 => SMALLEST_F16..=LARGEST_F16,
+        // Rounding makes an infinity of `f32::MIN`, with which masks are filled.
+        FloatDType::BF16 => 0.0..=LARGEST_BF16,
+        _ => return true,
+    };
     scalars.iter().all(|scalar| {
         let size = scalar.abs();
-        size == 0.0 || size == f64::INFINITY || (SMALLEST_F16..=LARGEST_F16).contains(&size)
+        size == 0.0 || size == f64::INFINITY || range.contains(&size)
     })
 }

@@ -7,7 +7,8 @@ use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
 use burn_lean_graph::hooks::{acts_in_recordings, frozen};
 use burn_lean_graph::{
-    Arithmetic, AsRecorded, GraphError, Halves, Precision, Tensors, input_device, record_halves,
+    Arithmetic, AsRecorded, GraphError, Halves, Precision, Tensors, input_device, model_device,
+    record_halves,
 };
 
 use crate::autocast::config::resolve;
@@ -205,17 +206,13 @@ impl Autocast {
         O: Tensors + Send + Sync + 'static,
     {
         let devices = devices_of(model, &input);
-        let Some(device) = devices.first() else {
-            return Err(GraphError::NoDevice.into());
-        };
+        let device = device_of(model, &input)?;
         let compute = self.compute_on(&devices)?;
         if !compute.is_half() && !acts_in_recordings(model) {
             return Ok(forward(model, input));
         }
-        let frozen = match device.is_autodiff() {
-            true => frozen(model),
-            false => None,
-        };
+        let trains = model_device(model).is_some_and(|device| device.is_autodiff());
+        let frozen = trains.then(|| frozen(model)).flatten();
         let variant = u64::from(frozen.is_some());
         let model = frozen.as_ref().unwrap_or(model);
         let mut recordings = self.recordings.clone();
@@ -223,7 +220,7 @@ impl Autocast {
         let recording =
             recordings.recording(model, &input, forward, Location::caller(), variant)?;
         Ok(match compute.is_half() {
-            true => recording.execute(model, &input, &self.rules(compute, device))?,
+            true => recording.execute(model, &input, &self.rules(compute, &device))?,
             false => recording.execute(model, &input, &AsRecorded)?,
         })
     }
@@ -258,12 +255,9 @@ impl Autocast {
         input: I,
         forward: impl FnOnce(&M, I) -> O,
     ) -> Result<Vec<AssignedOperation>, AmpError> {
-        let devices = devices_of(model, &input);
-        let Some(device) = devices.first() else {
-            return Err(GraphError::NoDevice.into());
-        };
-        let compute = self.compute_on(&devices)?;
-        let rules = self.rules(compute, device);
+        let device = device_of(model, &input)?;
+        let compute = self.compute_on(&devices_of(model, &input))?;
+        let rules = self.rules(compute, &device);
         let recording = record_halves(model, &input, halves(compute), forward)?;
         let graph = recording.graph();
         let assigned = graph.nodes().zip(graph.assign(&rules));
@@ -333,6 +327,17 @@ fn devices_of<M: Module, I: Tensors>(model: &M, input: &I) -> Vec<Device> {
     match devices.is_empty() {
         true => input_device(input).into_iter().collect(),
         false => devices,
+    }
+}
+
+/// The device that it computes on, with autodiff where a part of the model or an input has it.
+fn device_of<M: Module, I: Tensors>(model: &M, input: &I) -> Result<Device, GraphError> {
+    let of_input = input_device(input);
+    let trains = of_input.as_ref().is_some_and(Device::is_autodiff);
+    match model_device(model).or(of_input) {
+        Some(device) if trains && !device.is_autodiff() => Ok(device.autodiff()),
+        Some(device) => Ok(device),
+        None => Err(GraphError::NoDevice),
     }
 }
 

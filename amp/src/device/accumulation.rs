@@ -20,6 +20,8 @@ const ROUNDINGS: f32 = 4.0;
 #[derive(Debug, Clone, PartialEq)]
 struct Kind {
     device: Device,
+    /// Whether gradients are tried out, too: devices are equal with autodiff and without.
+    trains: bool,
     half: FloatDType,
     name: &'static str,
     options: u64,
@@ -50,6 +52,7 @@ fn loses_terms(node: &Node<'_>, module: &Module, device: &Device, half: FloatDTy
     let shapes = node.operation().inputs().map(|tensor| &tensor.shape);
     let kind = Kind {
         device: device.clone(),
+        trains: device.is_autodiff(),
         half,
         name: node.name(),
         options,
@@ -94,4 +97,22 @@ fn options(module: &Module) -> Option<u64> {
         _ => return None,
     }
     Some(hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_tried_out_without_gradients_is_tried_out_with_them() {
+        let kind = |device: Device| Kind {
+            trains: device.is_autodiff(),
+            device,
+            half: FloatDType::F16,
+            name: "conv2d",
+            options: 0,
+            sizes: Vec::new(),
+        };
+        assert!(kind(Device::flex()) != kind(Device::flex().autodiff()));
+    }
 }

@@ -141,7 +141,14 @@ impl<M: Module> Speculative<M> {
             .and_then(|grads| self.scaler.unscale(&self.model, grads))
             .and_then(|unscaled| self.scaler.clip(&self.model, unscaled));
         match unscaled {
-            Ok(unscaled) => self.take(lr.into(), unscaled),
+            // Of one optimizer: one loss of several that were accumulated may be NaN.
+            Ok(unscaled) => self.take(
+                lr.into(),
+                Unscaled {
+                    of_all_losses: true,
+                    ..unscaled
+                },
+            ),
             Err(error) => {
                 self.scaler.forget_losses();
                 Err(error)

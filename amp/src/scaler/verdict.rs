@@ -13,6 +13,7 @@ pub(crate) struct Reading {
     pub(crate) paths: Vec<String>,
     has_norm: bool,
     losses: usize,
+    of_all_losses: bool,
 }
 
 impl Reading {
@@ -23,6 +24,7 @@ impl Reading {
             paths: Vec::with_capacity(unscaled.flags.len()),
             has_norm: false,
             losses: 0,
+            of_all_losses: unscaled.of_all_losses,
         };
         let Some(first) = unscaled.flags.iter().flatten().next() else {
             return reading;
@@ -73,7 +75,7 @@ impl Reading {
             norm,
             losses: numbers.take(self.losses).collect(),
             found_elsewhere: false,
-            of_all_losses: false,
+            of_all_losses: self.of_all_losses,
         }
     }
 }
@@ -118,7 +120,6 @@ impl Verdict {
             self.overflowing = overflowing(model, &unscaled.grads, &self.overflowing)?;
         }
         self.found_elsewhere = unscaled.found_elsewhere;
-        self.of_all_losses = unscaled.of_all_losses;
         Ok(self)
     }
 

@@ -294,9 +294,9 @@ impl<O: Tensors> Engine<O> {
 
     /// The result of the forward pass, on the device of the inputs.
     ///
-    /// NaN stays NaN: of a product in integers, the row or the image that has it; but of a NaN or an
-    /// infinity a ReLU or a clamp that rten computes may make a number. Infinities are the ends of a grid
-    /// that is known, and NaN where it is that of the values at hand.
+    /// NaN stays NaN: of a product in integers, the row or the image that has it, and of what else is
+    /// rounded, the row; but of a NaN or an infinity a ReLU or a clamp that rten computes may make a number.
+    /// Infinities are the ends of a grid that is known, and NaN where it is that of the values at hand.
     ///
     /// # Errors
     ///

@@ -300,7 +300,9 @@ impl<O: Tensors> Export<O> {
     /// The constants, and the codes of the quantized weights, as the operations read them.
     pub(crate) fn weights(&self) -> Result<Weights, DeployError> {
         let graph = self.written();
-        let constants = constants(self.graph(), graph, &self.parameters, &self.open)?;
+        // What is computed from a quantized weight is computed from what its codes stand for, as Burn does.
+        let rounded = weights::rounded(self.graph(), &self.parameters, &self.quantization)?;
+        let constants = constants(self.graph(), graph, &rounded, &self.open)?;
         Weights::of(graph, &self.parameters, &self.quantization, constants)
     }
 

@@ -126,16 +126,6 @@ impl Weights {
             let Some(weight) = quantization.weights.get(&parameter.path) else {
                 continue;
             };
-            if weight.shape() != parameter.shape {
-                return Err(DeployError::Weight {
-                    path: parameter.path.clone(),
-                    reason: format!(
-                        "its codes have the shape {:?}, the parameter {:?}",
-                        weight.shape(),
-                        parameter.shape
-                    ),
-                });
-            }
             views.push(View {
                 position,
                 id,
@@ -244,8 +234,8 @@ impl Weights {
     }
 }
 
-/// The parameters of a graph, of which quantized ones have the values that their codes stand for.
-#[cfg(feature = "engine")]
+/// The parameters of a graph, of which quantized ones have the values that their codes stand for. Refuses codes of
+/// another shape.
 pub(super) fn rounded(
     graph: &Graph,
     parameters: &[DispatchTensor],
@@ -256,9 +246,20 @@ pub(super) fn rounded(
         let Some(weight) = quantization.weights.get(&parameter.path) else {
             continue;
         };
+        if weight.shape() != parameter.shape {
+            return Err(DeployError::Weight {
+                path: parameter.path.clone(),
+                reason: format!(
+                    "its codes have the shape {:?}, the parameter {:?}",
+                    weight.shape(),
+                    parameter.shape
+                ),
+            });
+        }
         // Those of a model's own quantizers are so already, and not held twice.
         if !is_rounded(value, weight)? {
             let data = TensorData::new(values_of(weight), weight.shape().to_vec());
+            let data = data.convert_dtype(value.dtype());
             *value = Dispatch::float_from_data(data, &value.device());
         }
     }

@@ -152,7 +152,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A constant of the file's own; equal ones share a name.
+    /// A constant of the file's own; small ones that are equal share a name.
     pub(crate) fn initializer(
         &mut self,
         name: &str,
@@ -165,6 +165,22 @@ impl<'a> Writer<'a> {
         if let Some(same) = key.as_ref().and_then(|key| self.once.get(key)) {
             return same.clone();
         }
+        let name = self.unshared(name, element, shape, bytes);
+        if let Some(key) = key {
+            self.once.insert(key, name.clone());
+        }
+        name
+    }
+
+    /// A constant with a name of its own. Codes of weights have one: equal ones with other scales are other weights,
+    /// and a product that reads them is another product.
+    pub(crate) fn unshared(
+        &mut self,
+        name: &str,
+        element: ElementType,
+        shape: &[usize],
+        bytes: Vec<u8>,
+    ) -> String {
         let path = name.to_string();
         let name = self.unique(name);
         self.initializers.push(Initializer {
@@ -174,9 +190,6 @@ impl<'a> Writer<'a> {
             shape: shape.to_vec(),
             bytes,
         });
-        if let Some(key) = key {
-            self.once.insert(key, name.clone());
-        }
         name
     }
 

@@ -275,6 +275,20 @@ impl FisherConfig {
         Ok(taken)
     }
 
+    /// What lies behind n Fisher samples in the last of the batches that are [`enough`](Self::enough).
+    pub(crate) fn rest<B: Batch>(&self, batches: &[B]) -> Result<Option<B>, PruneError> {
+        let Some((last, before)) = batches.split_last() else {
+            return Ok(None);
+        };
+        let mut missing = self.samples;
+        for batch in before {
+            missing = missing.saturating_sub(whole_groups(batch.examples(), self.batch_size)?);
+        }
+        let used = missing.saturating_mul(self.batch_size);
+        let examples = last.examples();
+        Ok((used < examples).then(|| last.slice(used..examples)))
+    }
+
     /// Refuses a matrix that exceeds the memory bound.
     pub(crate) fn check_memory(&self, selection: &Selection) -> Result<(), PruneError> {
         self.check(selection.layout().len())

@@ -27,9 +27,10 @@ use rand::rngs::StdRng;
 use crate::fisher::collection::Put;
 use crate::fisher::factors::Factors;
 use crate::fisher::finder::uses;
-use crate::fisher::plain_rows::{PlainRows, check_number};
+use crate::fisher::plain_rows::PlainRows;
 use crate::fisher::taps::Taps;
 use crate::host::{in_host_memory, read};
+use crate::model::checks::check_number;
 use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError, Selection};
 

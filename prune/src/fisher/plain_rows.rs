@@ -8,6 +8,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 use burn_lean_reparam::catch_quietly;
 
 use crate::fisher::collection::{CHUNK_EXAMPLES, Put};
+use crate::model::checks::check_number;
 use crate::model::evaluation::gradient_model;
 use crate::model::flatten::flat;
 use crate::{Batch, PruneError, Selection};
@@ -163,17 +164,6 @@ pub(crate) fn unreached<M: Module, B: Batch>(
         }
     }
     Ok(rows.unreached())
-}
-
-/// Fails unless the loss is one number.
-pub(crate) fn check_number(loss: &Tensor<1>) -> Result<(), PruneError> {
-    let elements = loss.shape().num_elements();
-    match elements {
-        1 => Ok(()),
-        _ => Err(PruneError::Loss {
-            reason: format!("it has {elements} elements, not one"),
-        }),
-    }
 }
 
 struct CollectGradients {

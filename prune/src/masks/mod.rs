@@ -181,6 +181,11 @@ impl Masks {
         self.parameters.iter().find(|mask| mask.path == path)
     }
 
+    /// Whether each weight is kept, one mask after the other.
+    pub(crate) fn flags(&self) -> impl Iterator<Item = bool> {
+        self.parameters.iter().flat_map(|mask| &mask.kept).copied()
+    }
+
     /// Whether no parameter is masked.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()

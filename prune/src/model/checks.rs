@@ -1,5 +1,7 @@
 //! Numbers of configs that are out of their range.
 
+use burn::tensor::Tensor;
+
 use crate::PruneError;
 
 /// A ridge on the normalised Fisher.
@@ -33,6 +35,17 @@ pub(crate) fn accept(
             field,
             value: value.to_string(),
             expected,
+        }),
+    }
+}
+
+/// Fails unless the loss is one number.
+pub(crate) fn check_number(loss: &Tensor<1>) -> Result<(), PruneError> {
+    let elements = loss.shape().num_elements();
+    match elements {
+        1 => Ok(()),
+        _ => Err(PruneError::Loss {
+            reason: format!("it has {elements} elements, not one"),
         }),
     }
 }

@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use burn_lean_reparam::{catch_quietly, evaluated_with_gradients};
 
 use crate::host::read;
+use crate::model::checks::check_number;
 use crate::{Batch, PruneError, Selection};
 
 /// `model` with gradients for the prunable parameters in `columns` alone, and otherwise as it is
@@ -59,7 +60,8 @@ impl ModuleMapper for GradientsOf {
 /// # Errors
 ///
 /// [`PruneError::NoSamples`] without examples, [`PruneError::Mismatch`] where the parts of a batch
-/// have other numbers of them, [`PruneError::Panics`], [`PruneError::Device`] where reading fails.
+/// have other numbers of them, [`PruneError::Loss`] where the loss is not one number,
+/// [`PruneError::Panics`], [`PruneError::Device`] where reading fails.
 pub fn mean_loss<M: Module, B: Batch>(
     model: &M,
     loss: impl Fn(&M, &B) -> Tensor<1>,
@@ -84,6 +86,7 @@ pub fn mean_loss<M: Module, B: Batch>(
             None => batch.clone(),
         };
         let value = catch_quietly(|| loss(&model, &batch)).map_err(PruneError::panics("loss"))?;
+        check_number(&value)?;
         let value = read(value.without_autodiff())?;
         sum += count as f64 * f64::from(value.first().copied().unwrap_or(f32::NAN));
         examples += count;

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::start::Start;
 use crate::{
-    Batch, DeadColumns, FisherConfig, Masks, PruneError, Ridge, RidgeChoice, RunningStatistics,
-    Schedule, Selection, SolverConfig,
+    Batch, DeadColumns, FisherConfig, Layout, Masks, PruneError, Ridge, RidgeChoice,
+    RunningStatistics, Schedule, Selection, SolverConfig,
     fisher::FisherReport,
     problem::{Objective, Rounded, Termination},
     solver::JudgedRidge,
@@ -212,7 +212,6 @@ impl PrunerConfig {
         let Start { budgets, store } = start;
         let (mut model, mut done) = match &store {
             Some(store) => store.resume(model)?,
-            // A copy, of running statistics, too: clones of the caller's, a teacher say, share them.
             None => (own_copy(&model), None),
         };
         // A loaded model has the identities of its record.
@@ -224,7 +223,13 @@ impl PrunerConfig {
             .as_mut()
             .map(|done| std::mem::take(&mut done.reports))
             .unwrap_or_default();
-        let mut masks = done.map(|done| done.masks);
+        let mut masks = match done {
+            Some(done) => Some(done.masks),
+            None => match carried_masks(&model, selection.layout()) {
+                Ok(masks) => masks,
+                Err(error) => return Err(Rejected::new(model, error)),
+            },
+        };
         for (stage, (target, budget)) in budgets.iter().enumerate().skip(reports.len()) {
             let batches = loader(self.seed.wrapping_add(stage as u64));
             let is_last = stage + 1 == budgets.len();
@@ -237,8 +242,13 @@ impl PrunerConfig {
             };
             let staged = self
                 .stage(&model, &selection, &loss, batches, &solver, masks.as_ref())
-                .and_then(|staged| {
-                    let support = &staged.solved.solution.support;
+                .and_then(|mut staged| {
+                    let support = &mut staged.solved.solution.support;
+                    if let Some(masks) = &masks {
+                        // A budget that is larger than what is left brings nothing back.
+                        let kept: Vec<bool> = masks.flags().collect();
+                        support.retain(|index| kept[*index]);
+                    }
                     let new = Masks::from_support(selection.layout(), support)?;
                     Ok((staged, new))
                 });
@@ -289,4 +299,16 @@ impl PrunerConfig {
             None => Err(Rejected::new(model, PruneError::NoPrunableParameter)),
         }
     }
+}
+
+/// The masks that the model comes with, for each layer of the layout; none where they hold nothing.
+fn carried_masks<M: Module>(model: &M, layout: &Layout) -> Result<Option<Masks>, PruneError> {
+    let carried = Masks::of(model)?;
+    let layers = Masks::keeping_all(layout).parameters().to_vec();
+    let masks = layers.into_iter().map(|all| match carried.get(all.path()) {
+        Some(mask) => mask.clone(),
+        None => all,
+    });
+    let masks = Masks::new(masks.collect())?;
+    Ok((masks.nonzeros() < masks.weights()).then_some(masks))
 }

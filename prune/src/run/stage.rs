@@ -29,7 +29,9 @@ impl PrunerConfig {
             true => 1.0 / self.fisher.batch_size as f64,
             false => 0.0,
         };
-        let mut statistics = Statistics::new(self.running_statistics, model);
+        // What lies behind the samples in their last batch is held out.
+        let most = self.fisher.samples.saturating_mul(self.fisher.batch_size);
+        let mut statistics = Statistics::new(self.running_statistics, model, most);
         let mut batches = batches.into_iter();
         if self.needs_blocks(selection) {
             // Every block sees the same examples.
@@ -46,7 +48,8 @@ impl PrunerConfig {
                 free,
             )?;
             examples.iter().for_each(|batch| statistics.see(batch));
-            let judges = self.judges(&statistics, batches)?;
+            let rest = self.fisher.rest(&examples)?;
+            let judges = self.judges(&statistics, rest.into_iter().chain(batches))?;
             let statistics = statistics.judged_by(&judges);
             return settle(solved, &statistics, selection, model, loss);
         }
@@ -175,11 +178,7 @@ fn settle<M: Module, B: Batch>(
 
 /// 1 for a weight that the masks keep, 0 for one that stays pruned, `[p]`.
 fn free_weights(masks: &Masks, selection: &Selection) -> Tensor<1> {
-    let flags: Vec<f32> = masks
-        .parameters()
-        .iter()
-        .flat_map(|mask| mask.kept())
-        .map(|kept| if *kept { 1.0 } else { 0.0 })
-        .collect();
+    let flags = masks.flags().map(|kept| if kept { 1.0 } else { 0.0 });
+    let flags: Vec<f32> = flags.collect();
     Tensor::from_data(&flags[..], (selection.device(), DType::F32))
 }

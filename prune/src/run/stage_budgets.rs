@@ -1,5 +1,6 @@
 //! What each stage of a run may keep.
 
+use crate::model::checks::accept;
 use crate::{Budget, PruneError, Schedule, SparsityPattern};
 
 /// Target and budget of each of `stages` stages, whose last has this budget and pattern over so many
@@ -10,6 +11,7 @@ pub(crate) fn stage_budgets(
     (schedule, stages): (&Schedule, usize),
     parameters: usize,
 ) -> Result<Vec<(f64, Budget)>, PruneError> {
+    accept(stages > 0, "stages", stages, "at least 1")?;
     let last_budget = budget;
     let targets = |sparsity| schedule.targets(sparsity, stages);
     // The last stage has the budget as it was given.
@@ -69,7 +71,7 @@ pub(crate) fn stage_budgets(
                 SparsityPattern::NM { n, m } => 1.0 - *n as f64 / *m as f64,
                 _ => 0.0,
             };
-            vec![(sparsity, other.clone()); stages.max(1)]
+            vec![(sparsity, other.clone()); stages]
         }
     })
 }

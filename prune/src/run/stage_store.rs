@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
-use burn_lean_reparam::{Attached, Rejected, Training, attached, settle};
+use burn_lean_reparam::{Attached, Rejected, Training, attached, own_copy, settle};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -80,14 +80,15 @@ impl StageStore {
         })
     }
 
-    /// The model after the newest finished stage, or as it is without one.
+    /// The model after the newest finished stage, or a copy of it as it is without one.
     pub(crate) fn resume<M: Module, R: DeserializeOwned>(
         &self,
         model: M,
     ) -> Result<Resumed<M, R>, Rejected<M, PruneError>> {
         let (done, record) = match self.newest() {
             Ok(Some(newest)) => newest,
-            Ok(None) => return Ok((model, None)),
+            // Running statistics, too, which clones of the caller's, a teacher say, share.
+            Ok(None) => return Ok((own_copy(&model), None)),
             Err(error) => return Err(Rejected::new(model, error)),
         };
         // Into a copy: clones share running statistics, which a record replaces in place.

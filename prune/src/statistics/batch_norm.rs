@@ -27,8 +27,9 @@ const BATCH_NORM: &str = "Struct:BatchNorm";
 /// into the layer before it does no more than shift, and stays as it is.
 ///
 /// Burn moves a running statistic s to (1 − μ)·s + μ·b for a batch with statistic b, and does not
-/// show the momentum μ. From s = 0 that is μ·b, from s = c it is c·(1 − μ) more: two passes over the
-/// first batch find μ, and the average is exact where an exponential one would forget.
+/// show the momentum μ. From s = 0 that is μ·b, from s = c it is c·(1 − μ) more: two passes over two
+/// examples find μ, and the average is exact where an exponential one would forget. So they do for each
+/// batch: a layer that runs several times, or not in every batch, has the average over those it looked at.
 ///
 /// ```
 /// use burn::nn::BatchNormConfig;
@@ -162,9 +163,14 @@ fn averages<M: Module, B: Batch, O>(
             .map_err(PruneError::panics("forward pass"))?;
         Statistics::of(&model.valid(), &folded)
     };
-    let mut sum: Option<Statistics> = None;
-    let mut kept_share: Option<Statistics> = None;
-    let mut examples = 0.0;
+    // What a layer keeps of an old statistic: (1 − μ)ⁿ where it runs n times, 1 where it does not look.
+    let kept_by = |batch: &B, from_zero: &Statistics| -> Result<Statistics, PruneError> {
+        // From as far as the batch's own statistics reach, in which a difference would drown.
+        let far = from_zero.largest().max(1.0);
+        let share = |from_far: f64, zero| (from_far - zero) / f64::from(far);
+        Ok(look(batch, far)?.with(from_zero, share))
+    };
+    let mut averages = Averages::default();
     for batch in batches {
         batch.check()?;
         if batch.examples() == 0 {
@@ -174,32 +180,59 @@ fn averages<M: Module, B: Batch, O>(
         if from_zero.0.is_empty() {
             return Ok(None);
         }
-        if kept_share.is_none() {
-            // From as far as the batch's own statistics reach, in which a difference would drown.
-            let far = from_zero.largest().max(1.0);
-            let share = |from_far: f64, zero| (from_far - zero) / f64::from(far);
-            kept_share = Some(look(&batch, far)?.with(&from_zero, share));
-        }
-        let count = batch.examples() as f64;
-        examples += count;
-        sum = Some(match sum {
-            Some(sum) => sum.with(&from_zero, |sum, new| sum + count * new),
-            None => from_zero.with(&from_zero, |new, _| count * new),
-        });
+        // How often a layer runs depends on what examples are like, hardly on how many there are.
+        let two = batch.slice(0..batch.examples().min(2));
+        let of_two = look(&two, 0.0).and_then(|zero| kept_by(&two, &zero));
+        let kept = match of_two {
+            Ok(kept) if kept.explains(&from_zero) => kept,
+            _ => kept_by(&batch, &from_zero)?,
+        };
+        averages.add(batch.examples() as f64, &from_zero, &kept);
     }
-    let (Some(sum), Some(kept)) = (sum, kept_share) else {
+    if averages.examples.is_empty() {
         return Err(PruneError::NoSamples);
-    };
-    let averages = sum.with(&kept, |sum, kept| match kept {
-        // Its layer did not look.
-        1.0 => f64::NAN,
-        _ => sum / examples / (1.0 - kept),
-    });
-    match averages.broken(&kept) {
+    }
+    let averages = averages.finish();
+    match averages.broken() {
         None => Ok(Some(averages)),
         Some(id) => Err(PruneError::NonFiniteStatistics {
             path: path_of(model, id),
         }),
+    }
+}
+
+/// Sums over batches, each statistic over those that its layer looked at.
+#[derive(Default)]
+struct Averages {
+    sums: Statistics,
+    examples: HashMap<ParamId, f64>,
+}
+
+impl Averages {
+    fn add(&mut self, count: f64, from_zero: &Statistics, kept: &Statistics) {
+        let of_batch = from_zero.with(kept, |value, kept| count * value / (1.0 - kept));
+        for (id, values) in of_batch.0 {
+            let looked = kept.0[&id].iter().any(|kept| *kept != 1.0);
+            let examples = self.examples.entry(id).or_default();
+            if !looked {
+                continue;
+            }
+            *examples += count;
+            let sums = self.sums.0.entry(id);
+            let sums = sums.or_insert_with(|| vec![0.0; values.len()]);
+            sums.iter_mut()
+                .zip(values)
+                .for_each(|(sum, value)| *sum += value);
+        }
+    }
+
+    /// Of the layers that looked.
+    fn finish(mut self) -> Statistics {
+        for (id, sums) in &mut self.sums.0 {
+            let examples = self.examples[id];
+            sums.iter_mut().for_each(|sum| *sum /= examples);
+        }
+        self.sums
     }
 }
 
@@ -223,14 +256,21 @@ impl Statistics {
         values.filter(|value| value.is_finite()).fold(0.0, f32::max)
     }
 
-    /// The first one that is not finite although its layer looked: `kept` is what it keeps of the old one.
-    fn broken(&self, kept: &Self) -> Option<ParamId> {
-        let mut found = self.0.iter().filter_map(|(id, values)| {
-            let mut pairs = values.iter().zip(&kept.0[id]);
-            let is_broken = pairs.any(|(value, kept)| !value.is_finite() && *kept != 1.0);
-            is_broken.then_some(*id)
-        });
-        found.next()
+    /// One that is not finite.
+    fn broken(&self) -> Option<ParamId> {
+        let mut found = self.0.iter();
+        let broken = found.find(|(_, values)| !values.iter().all(|value| value.is_finite()));
+        broken.map(|(id, _)| *id)
+    }
+
+    /// Whether these shares, of some examples, can be those of a batch with these statistics from zero: as
+    /// many layers looked.
+    fn explains(&self, from_zero: &Self) -> bool {
+        self.0.iter().all(|(id, kept)| {
+            let stayed = kept.iter().all(|kept| *kept == 1.0);
+            let nothing = from_zero.0[id].iter().all(|value| *value == 0.0);
+            kept.iter().all(|kept| kept.is_finite()) && (!stayed || nothing)
+        })
     }
 
     fn with(&self, other: &Self, combine: impl Fn(f64, f64) -> f64) -> Self {

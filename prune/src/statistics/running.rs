@@ -52,15 +52,15 @@ pub(crate) struct Statistics<'a, B> {
 }
 
 impl<B: Batch> Statistics<'_, B> {
-    /// For a model; it looks at nothing where the model has no BatchNorm.
-    pub(crate) fn new<M: Module>(how: RunningStatistics, model: &M) -> Self {
+    /// For a model, over `most` examples at most; it looks at nothing where the model has no BatchNorm.
+    pub(crate) fn new<M: Module>(how: RunningStatistics, model: &M, most: usize) -> Self {
         let has_any = crate::statistics::batch_norm::has_batch_norm(model);
         Self {
             how,
             seen: Vec::new(),
             missing: match how {
                 RunningStatistics::Kept => 0,
-                _ if has_any => EXAMPLES,
+                _ if has_any => EXAMPLES.min(most),
                 _ => 0,
             },
             judges: &[],

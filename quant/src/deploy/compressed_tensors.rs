@@ -32,6 +32,7 @@ mod load;
 mod pretrained;
 mod save;
 mod sparse;
+mod targets;
 
 pub use load::{load_compressed_tensors, load_pretrained};
 pub use pretrained::PretrainedFolder;

@@ -58,20 +58,12 @@ impl QuantParams {
     /// assert_eq!(qparams.zero_point.into_scalar::<f32>(), 50.0);
     /// ```
     pub fn from_range(range: Range, scheme: &Scheme) -> Self {
-        Self::from_range_at_least(range, scheme, Self::EPSILON)
-    }
-
-    /// As [`from_range`](Self::from_range), with another smallest scale, which must be > 0. It is
-    /// for F32 scales; other formats of scales have a smallest one of their own.
-    pub fn from_range_at_least(range: Range, scheme: &Scheme, smallest: f32) -> Self {
         let (quant_min, quant_max) = (scheme.quant_min(), scheme.quant_max());
         let min = range.min.clamp_max(0.0);
         let max = range.max.clamp_min(0.0);
         let largest = min.clone().neg().max_pair(max.clone());
         let stored = |scale| {
-            let scale = scheme
-                .scale_format
-                .stored(scale, largest.clone(), smallest, scheme);
+            let scale = scheme.scale_format.stored(scale, largest.clone(), scheme);
             Self::symmetric(scale, scheme)
         };
         match scheme.mapping {
@@ -85,7 +77,7 @@ impl QuantParams {
                 // else changes.
                 let half = max.mul_scalar(0.5) - min.clone().mul_scalar(0.5);
                 let scale = half.div_scalar(0.5 * (quant_max - quant_min));
-                let scale = scale.clamp_min(smallest);
+                let scale = scale.clamp_min(Self::EPSILON);
                 let zero_point = (min / scale.clone()).round().neg() + quant_min;
                 Self {
                     scale,

@@ -10,6 +10,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::fake::compiled;
 use crate::fake::kernel::Kernel;
+use crate::fake::op::fake_quantize;
 use crate::format::groups::{Groups, Padding};
 use crate::{QuantError, QuantParams, Scheme};
 
@@ -66,7 +67,6 @@ impl Range {
         scheme: &Scheme,
         shares: impl Iterator<Item = f32>,
     ) -> Self {
-        let shape = x.dims();
         let mut best: Option<(Tensor<1>, Self)> = None;
         for share in shares {
             let range = Self {
@@ -74,11 +74,8 @@ impl Range {
                 max: self.max.clone() * share,
             };
             let qparams = QuantParams::from_range(range.clone(), scheme);
-            let scale = groups.expand(qparams.scale, shape);
-            let zero_point = groups.expand(qparams.zero_point, shape);
-            let codes = (x.clone() * scale.clone().recip()).round() + zero_point.clone();
-            let codes = codes.clamp(scheme.quant_min(), scheme.quant_max());
-            let error = groups.mean((x.clone() - (codes - zero_point) * scale).square());
+            let rounded = fake_quantize(x.clone(), &qparams, scheme);
+            let error = groups.mean((x.clone() - rounded).square());
             best = Some(match best {
                 None => (error, range),
                 Some((least, chosen)) => {

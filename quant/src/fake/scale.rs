@@ -4,23 +4,17 @@ use burn::tensor::{DType, Tensor};
 
 use crate::fake::op::fake_quantize;
 use crate::fake::qparams::QuantParams;
-use crate::format::{NumberFormat, ScaleFormat, ScaleRounding, Scheme};
+use crate::format::{Mapping, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
 
 impl ScaleFormat {
     /// The stored scales of groups whose largest magnitudes are `largest`; `scale` is what they
     /// would be in F32.
-    pub(crate) fn stored(
-        self,
-        scale: Tensor<1>,
-        largest: Tensor<1>,
-        smallest: f32,
-        scheme: &Scheme,
-    ) -> Tensor<1> {
+    pub(crate) fn stored(self, scale: Tensor<1>, largest: Tensor<1>, scheme: &Scheme) -> Tensor<1> {
         // The scales of a microscaling format reach further down than any F32 tensor needs, but
         // not to 0.
         const LEAST: f32 = 1e-30;
         match self {
-            Self::F32 => scale.clamp_min(smallest),
+            Self::F32 => scale.clamp_min(QuantParams::EPSILON),
             Self::PowerOfTwo(ScaleRounding::Up) => {
                 let scale = scale.clamp_min(LEAST);
                 let below = power_of_two_below(scale.clone());
@@ -33,9 +27,15 @@ impl ScaleFormat {
             }
             Self::E4M3(rounding) => {
                 // The largest scale of the tensor is the largest E4M3 number.
-                let half_width = (scheme.quant_max() - scheme.quant_min()) / 2.0;
                 let largest_scale = NumberFormat::E4M3.quant_max();
-                let of_tensor = largest.max().div_scalar(largest_scale * half_width);
+                let of_tensor = match scheme.mapping {
+                    // Not half of the numbers wide, but as wide as the side that needs more.
+                    Mapping::SymmetricNoClipping => scale.clone().max().div_scalar(largest_scale),
+                    _ => {
+                        let half_width = (scheme.quant_max() - scheme.quant_min()) / 2.0;
+                        largest.max().div_scalar(largest_scale * half_width)
+                    }
+                };
                 let of_tensor = of_tensor.clamp_min(LEAST);
                 let of_group = scale.clone() / of_tensor.clone();
                 let of_group = match rounding {

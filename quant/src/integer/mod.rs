@@ -15,9 +15,7 @@
 
 pub(crate) mod requantize;
 
-pub use requantize::{
-    Multiplier, Requantization, rounding_divide_by_pot, saturating_rounding_doubling_high_mul,
-};
+pub use requantize::{Multiplier, Requantization};
 
 mod conv2d;
 mod grid;

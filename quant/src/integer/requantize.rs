@@ -120,18 +120,7 @@ impl TryFrom<Parts> for Multiplier {
     }
 }
 
-/// `round(a · b / 2³¹)`, ties away from zero, saturating (only `i32::MIN · i32::MIN` saturates).
-pub fn saturating_rounding_doubling_high_mul(a: i32, b: i32) -> i32 {
-    doubling_high_mul(i64::from(a), b).min(i64::from(i32::MAX)) as i32
-}
-
-/// `round(value / 2^exponent)`, ties away from zero.
-pub fn rounding_divide_by_pot(value: i32, exponent: u32) -> i32 {
-    // A quotient of an `i32` by at least one is one.
-    divide_by_power_of_two(i64::from(value), exponent) as i32
-}
-
-/// The high half of the doubled product: a rounding division by 2³¹.
+/// The high half of the doubled product: `round(a · b / 2³¹)`, ties away from zero.
 fn doubling_high_mul(a: i64, b: i32) -> i64 {
     let product = i128::from(a) * i128::from(b);
     let nudge: i128 = if product >= 0 { 1 << 30 } else { 1 - (1 << 30) };
@@ -139,6 +128,7 @@ fn doubling_high_mul(a: i64, b: i32) -> i64 {
     ((product + nudge) / (1 << 31)) as i64
 }
 
+/// `round(value / 2^exponent)`, ties away from zero.
 fn divide_by_power_of_two(value: i64, exponent: u32) -> i64 {
     match exponent {
         0 => value,
@@ -177,18 +167,18 @@ mod tests {
 
     #[test]
     fn ties_go_away_from_zero() {
-        assert_eq!(rounding_divide_by_pot(5, 1), 3);
-        assert_eq!(rounding_divide_by_pot(-5, 1), -3);
-        assert_eq!(rounding_divide_by_pot(-6, 2), -2);
-        assert_eq!(rounding_divide_by_pot(i32::MIN, 31), -1);
-        assert_eq!(rounding_divide_by_pot(i32::MAX, 63), 0);
+        assert_eq!(divide_by_power_of_two(5, 1), 3);
+        assert_eq!(divide_by_power_of_two(-5, 1), -3);
+        assert_eq!(divide_by_power_of_two(-6, 2), -2);
+        assert_eq!(divide_by_power_of_two(i32::MIN.into(), 31), -1);
+        assert_eq!(divide_by_power_of_two(i32::MAX.into(), 63), 0);
     }
 
     #[test]
-    fn the_one_overflowing_product_saturates() {
-        let high = saturating_rounding_doubling_high_mul;
-        assert_eq!(high(i32::MIN, i32::MIN), i32::MAX);
-        assert_eq!(high(i32::MIN, i32::MAX), -i32::MAX);
+    fn the_high_half_of_the_largest_products_is_exact() {
+        let high = |a: i32, b: i32| doubling_high_mul(a.into(), b);
+        assert_eq!(high(i32::MIN, i32::MIN), 1 << 31);
+        assert_eq!(high(i32::MIN, i32::MAX), -i64::from(i32::MAX));
         assert_eq!(high(1 << 30, 1 << 30), 1 << 29);
     }
 

@@ -6,6 +6,7 @@ use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::fake::compiled;
+use crate::format::ScaleFormat;
 use crate::range::observer::ObserverConfig;
 use crate::{FakeQuantize, Granularity, Mapping, QuantError, Scheme};
 
@@ -109,6 +110,12 @@ impl FakeQuantizeConfig {
         }
         if self.learned != Learned::None && !self.scheme.format.is_int() {
             return unsupported("scales are learned for integers only");
+        }
+        if self.learned != Learned::None && self.scheme.scale_format != ScaleFormat::F32 {
+            return unsupported(
+                "scales are learned as F32, not in the format that they are stored in; use F32 \
+                 scales, or `Learned::None`",
+            );
         }
         let affine = self.scheme.mapping == Mapping::Affine;
         if self.learned == Learned::Lsq && affine && !self.observer.has_memory() {

@@ -92,10 +92,7 @@ impl Hooked {
     ) -> Result<DispatchTensor, QuantError> {
         let Self(quantizer) = self;
         let x = Tensor::<D>::from_dispatch(tensor);
-        let is_weight = quantizer
-            .role()
-            .is_some_and(|(role, _)| role == Role::Weight);
-        if is_weight || matches!(x.dtype(), DType::QFloat(_)) {
+        if quantizer.is_of_weight() || matches!(x.dtype(), DType::QFloat(_)) {
             return Ok(quantizer.weight_values(x).into_dispatch());
         }
         // A batch that was made without autodiff is a constant in training, and observed like any

@@ -17,7 +17,7 @@ use crate::module::on_tape::on_tape;
 use crate::module::resident::Resident;
 use crate::module::schedule::{Phase, Schedule};
 use crate::range::observer::Observer;
-use crate::{FakeQuantizeConfig, Learned, QuantError, QuantParams, Scheme, fake::Range};
+use crate::{FakeQuantizeConfig, Learned, Mapping, QuantError, QuantParams, Scheme, fake::Range};
 
 /// Observes the values that pass through it, and fake-quantizes them.
 ///
@@ -138,6 +138,14 @@ impl State {
             return self.observer.range();
         }
         let QuantParams { scale, zero_point } = self.observed_qparams(scheme);
+        // Of which the mapping makes this scale again: as wide on both sides of zero.
+        if scheme.mapping == Mapping::Symmetric {
+            let max = scale * ((scheme.quant_max() - scheme.quant_min()) / 2.0);
+            return Range {
+                min: max.clone().neg(),
+                max,
+            };
+        }
         let bound = |number: f32| (zero_point.clone().neg() + number) * scale.clone();
         Range {
             min: bound(scheme.quant_min()),
@@ -324,6 +332,11 @@ impl FakeQuantize {
         self.role
     }
 
+    /// Whether it is that of a weight of a prepared model.
+    pub(crate) fn is_of_weight(&self) -> bool {
+        self.role.is_some_and(|(role, _)| role == Role::Weight)
+    }
+
     /// The same for copies that share its state, and for no other quantizer.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.state) as usize
@@ -412,6 +425,10 @@ impl FakeQuantize {
 
     /// With the ranges of replicas that saw other data; those without a range do not count.
     pub(crate) fn merged(self, replicas: &[Self]) -> Result<Self, QuantError> {
+        // A weight that was given its scales has them whatever it becomes.
+        if self.is_of_weight() && self.lock().control.exact {
+            return Ok(self);
+        }
         let states: Vec<State> = replicas
             .iter()
             .map(|other| {

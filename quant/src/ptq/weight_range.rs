@@ -50,10 +50,10 @@ impl WeightVisitor for Ranges {
             let full = Range::of(&weight, scheme)?;
             Ok(match self.method {
                 WeightRange::Auto if !scheme.format.has_few_integers() => full,
-                WeightRange::Auto | WeightRange::LeastSquares if scheme.format.is_int() => {
+                WeightRange::Auto | WeightRange::LeastSquares => {
                     full.least_squares(&weight, &groups, scheme, shares())
                 }
-                _ => full,
+                WeightRange::MinMax => full,
             })
         });
         match range {

@@ -66,7 +66,8 @@ pub struct QatConfig {
     #[config(default = true)]
     pub attention: bool,
     /// Whether the branches of sums, as in residual connections, and the parts of concatenations
-    /// are quantized, where a forward pass shows them: [`prepare_for`](Self::prepare_for). Default: no.
+    /// are quantized, which a forward pass shows: [`prepare_for`](Self::prepare_for), refused without. Default:
+    /// no.
     #[config(default = false)]
     pub sums: bool,
     /// The places that only a forward pass shows, as [`with_sites_of`](Self::with_sites_of) finds them.
@@ -238,6 +239,13 @@ impl QatConfig {
     /// As [`prepare`](Self::prepare), except for what is attached already.
     pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachQuantizers, QuantError> {
         self.validate()?;
+        if self.sums && self.sites.is_none() {
+            return Err(QuantError::InvalidConfig {
+                field: "sums",
+                value: "true, while no forward pass was looked at".into(),
+                expected: "false, or a model prepared by `prepare_for` or with `with_sites_of`",
+            });
+        }
         let mut layers = Layers::of(model);
         for weight in &mut layers.weights {
             let found = self.sites.as_ref();
@@ -246,12 +254,16 @@ impl QatConfig {
                 .or(found.and_then(|found| found.axis(&weight.path)));
         }
         for choice in &self.overrides {
-            let matches = |weight: &&Weight| choice.matches(&weight.path);
-            if !layers.weights.iter().any(|weight| matches(&weight)) {
+            let weights = || layers.weights.iter().map(|weight| &weight.path);
+            let mut matching = weights().filter(|path| choice.matches(path)).peekable();
+            if matching.peek().is_none() {
                 return Err(QuantError::UnknownPath {
                     pattern: choice.pattern.clone(),
                     known: layers.paths(),
                 });
+            }
+            if choice.wants_activations() && !matching.any(|path| self.has_activation(path)) {
+                return Err(no_activation(choice.wish()));
             }
         }
         let mut quantizers = HashMap::new();
@@ -303,16 +315,19 @@ impl QatConfig {
             _ if self.outputs => Some("outputs are quantized".to_string()),
             _ => overrides()
                 .find(|choice| choice.wants_activations())
-                .map(|choice| format!("`{}` chooses outputs or bits", choice.pattern)),
+                .map(Override::wish),
         };
         match wanted {
             None => Ok(()),
-            Some(wanted) => Err(QuantError::InvalidConfig {
-                field: "activation",
-                value: format!("None, while {wanted}"),
-                expected: "set, or no choices about activations made",
-            }),
+            Some(wanted) => Err(no_activation(wanted)),
         }
+    }
+
+    /// Whether something says how activations of the layer of this weight are quantized.
+    fn has_activation(&self, path: &str) -> bool {
+        let mut overrides = self.overrides.iter();
+        self.activation.is_some()
+            || overrides.any(|choice| choice.activation.is_some() && choice.matches(path))
     }
 
     /// The quantizers of one weight; none if it is left out.
@@ -388,5 +403,13 @@ impl QatConfig {
             attention: activation("attention", attention, Role::Probabilities, 0)?,
             sites: others,
         }))
+    }
+}
+
+fn no_activation(wanted: String) -> QuantError {
+    QuantError::InvalidConfig {
+        field: "activation",
+        value: format!("None, while {wanted}"),
+        expected: "set, or no choices about activations made",
     }
 }

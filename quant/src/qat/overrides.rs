@@ -71,6 +71,11 @@ impl Override {
         self.activation_bits.is_some() || self.outputs == Some(true)
     }
 
+    /// What of activations it chooses.
+    pub(crate) fn wish(&self) -> String {
+        format!("`{}` chooses outputs or bits", self.pattern)
+    }
+
     /// Whether the pattern is that of this parameter, or of a module that holds it.
     pub fn matches(&self, path: &str) -> bool {
         let ends = path.match_indices('.').map(|(index, _)| index);

@@ -167,8 +167,12 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
             continue;
         }
         let checked = observed.quantizer.calibrated().and_then(|quantizer| {
-            if !quantizer.is_enabled() || !quantizer.config().observer.has_memory() {
+            if !quantizer.is_enabled() || !quantizer.keeps_range() {
                 return Ok(quantizer);
+            }
+            if !quantizer.config().observer.has_memory() {
+                // Its learned scale started from the values themselves.
+                return quantizer.check_finite().map(|()| quantizer);
             }
             let first = quantizer.qparams()?;
             Ok(quantizer.started(first))
@@ -191,7 +195,8 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
 ///
 /// Replicas on other devices observe for themselves, each its share of a batch. This takes the
 /// widest of their ranges, or the mean of moving averages. A replica counts if it observed; the
-/// model's own range is replaced.
+/// model's own range is replaced, but not scales that a weight was
+/// [given](crate::rounding::set_weight_scales).
 ///
 /// Burn's learner makes its replicas itself, anew in each step of a multi-device training, and
 /// drops what they observed: [`calibrate`] the model before, and freeze its observers from step 0

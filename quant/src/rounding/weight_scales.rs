@@ -14,7 +14,8 @@ use crate::{FakeQuantize, QuantError, QuantParams};
 /// The prepared model with exactly these scales for some of its weights, by path; one for each group,
 /// in row-major order of [`Scheme::group_shape`](crate::Scheme::group_shape).
 ///
-/// They stay from now on, in records too: weights that are whole multiples of them pass through fake
+/// They stay from now on, in training and in records too, until a [`calibrate`](crate::calibrate) of weights whose
+/// observer has a memory: weights that are whole multiples of them pass through fake
 /// quantization as they are, and convert to just those codes.
 ///
 /// ```

@@ -21,7 +21,7 @@ pub(super) fn page(trust: &Trust) -> Result<String, RecipeError> {
         escaped(&compressed.stage),
         escaped(&original.stage),
         trust.examples,
-        100.0 * trust.confidence
+        percent_text(trust.confidence, 1)
     );
     body += &verdict(trust);
     body += "<table>\n<tr><th></th>";

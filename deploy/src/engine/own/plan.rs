@@ -265,6 +265,11 @@ impl<'a> Planner<'a> {
             let last = readers.all(|at| self.model.nodes[*at].operator == "ConvInteger");
             return Ok(Some((Operation::Quantize { ranging, last }, vec![x], out)));
         }
+        // Not in two steps by rten, which has a code for what is no number.
+        if let Some((ranging, back, rounded)) = self.rounding(node) {
+            self.used.insert(back);
+            return Ok(Some((Operation::Round(ranging), vec![x], rounded)));
+        }
         if node.domain == ENGINE {
             return match on_the_fly(node) {
                 Some(grid) if node.operator == "RoundActivation" => Ok(Some((

@@ -88,12 +88,12 @@ impl Writer<'_> {
                 self.put("ScatterElements", inputs, &o.out, attributes);
             }
             GatherNd(o) => {
-                let inputs = vec![self.operand(&o.data)?, self.indices(&o.indices)?];
+                let inputs = vec![self.operand(&o.data)?, self.wide_indices(&o.indices)?];
                 self.put("GatherND", inputs, &o.out, vec![]);
             }
             ScatterNd(o) => {
                 let (x, values) = (self.operand(&o.data)?, self.operand(&o.values)?);
-                let inputs = vec![x, self.indices(&o.indices)?, values];
+                let inputs = vec![x, self.wide_indices(&o.indices)?, values];
                 let attributes = reduction(&o.reduction).into_iter().collect();
                 self.put("ScatterND", inputs, &o.out, attributes);
             }
@@ -167,9 +167,17 @@ impl Writer<'_> {
 
     /// What says which elements are meant; ONNX takes I32 and I64.
     pub(super) fn indices(&mut self, tensor: &TensorIr) -> Result<String, DeployError> {
+        match tensor.dtype {
+            DType::I32 => self.operand(tensor),
+            _ => self.wide_indices(tensor),
+        }
+    }
+
+    /// As [`indices`](Self::indices), for operators that take I64 alone.
+    fn wide_indices(&mut self, tensor: &TensorIr) -> Result<String, DeployError> {
         let name = self.operand(tensor)?;
         Ok(match tensor.dtype {
-            DType::I32 | DType::I64 => name,
+            DType::I64 => name,
             _ => self.cast_to(name, ElementType::I64),
         })
     }
@@ -366,6 +374,8 @@ impl Writer<'_> {
         axes: Option<&[usize]>,
     ) -> String {
         match axes {
+            // A list without axes means all of them in ONNX.
+            Some([]) => x,
             Some(axes) => {
                 let axes = self.ints(&to_ints(axes));
                 let keep = vec![Attribute::Int("keepdims", 1)];

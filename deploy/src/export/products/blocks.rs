@@ -80,7 +80,7 @@ impl Writer<'_> {
             }
             let shape = [columns, rows / block, block * bits / 8];
             let mut names = vec![
-                writer.initializer(&format!("{path}.codes"), ElementType::U8, &shape, bytes),
+                writer.unshared(&format!("{path}.codes"), ElementType::U8, &shape, bytes),
                 writer.floats(&format!("{path}.scale"), &[columns, rows / block], &scales),
             ];
             if has_zero_points {

@@ -122,7 +122,14 @@ impl Writer<'_> {
         let mut name = self.emit("Mul", vec![sum, steps], "Mul", vec![]);
         if let Some(bias) = product.bias {
             let bias = match (product.axes_behind(), self.constant(bias)) {
-                (0, _) | (_, None) => self.operand(bias)?,
+                (0, _) => self.operand(bias)?,
+                // The axis of the channels is not the last one of the sums.
+                (_, None) => {
+                    let bias = self.operand(bias)?;
+                    let along: Vec<i64> = behind.iter().map(|size| *size as i64).collect();
+                    let along = self.ints(&along);
+                    self.emit("Reshape", vec![bias, along], "Reshape", vec![])
+                }
                 (_, Some(values)) => {
                     let values = values.floats()?;
                     let of = self.constant_name(bias.id);
@@ -154,7 +161,7 @@ impl Writer<'_> {
             let key = format!("integer {tensor} {number}");
             let name = self.written_once(key, |writer| {
                 let bytes = codes.codes.iter().map(|code| of(*code) as u8).collect();
-                writer.initializer(&format!("{path}.codes"), ElementType::I8, shape, bytes)
+                writer.unshared(&format!("{path}.codes"), ElementType::I8, shape, bytes)
             });
             parts.push(Part {
                 stored: name,

@@ -146,15 +146,20 @@ impl Codes {
         };
         let shift = shift(&scheme);
         let codes = found.codes.into_iter().map(|code| code + shift);
+        let codes: Vec<i32> = codes.collect();
+        let is_narrow = scheme.format.narrow() == scheme.format;
+        // Other programs use the lowest code, too.
+        if is_narrow && codes.iter().any(|code| (*code as f32) < scheme.quant_min()) {
+            return Err(QuantError::InvalidConfig {
+                field: "format",
+                value: scheme.format.to_string(),
+                expected: "one with the lowest code, which the file uses: prepare the model with the \
+                           weight format `NumberFormat::int8()`, or `int(bits)`, without `narrow()`",
+            });
+        }
         let zero_points = found.zero_point.into_iter();
         let zero_points = zero_points.map(|zero| (zero + shift) as f32);
-        QuantizedTensor::new(
-            codes.collect(),
-            shape,
-            found.scale,
-            zero_points.collect(),
-            scheme,
-        )
+        QuantizedTensor::new(codes, shape, found.scale, zero_points.collect(), scheme)
     }
 }
 

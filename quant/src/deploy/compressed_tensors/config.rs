@@ -123,28 +123,4 @@ impl QuantizationConfig {
         let version = self.version.as_deref().map(numbers);
         version.is_some_and(|found| found >= numbers(VERSION))
     }
-
-    /// How the weights of a layer are quantized: of the group that names it, of that of all linear
-    /// layers, or of the only one.
-    pub(super) fn weights(&self, layer: &str) -> Option<&Arguments> {
-        self.group(layer)?.weights.as_ref()
-    }
-
-    pub(super) fn inputs(&self, layer: &str) -> Option<&Arguments> {
-        self.group(layer)?.input_activations.as_ref()
-    }
-
-    fn group(&self, layer: &str) -> Option<&Group> {
-        let mut groups = self.config_groups.values();
-        let naming = |name: &'static str| {
-            let mut groups = self.config_groups.values();
-            groups.find(|group| group.targets.iter().any(|target| target == name))
-        };
-        let own = groups.find(|group| group.targets.iter().any(|target| target == layer));
-        let only = || match self.config_groups.len() {
-            1 => self.config_groups.values().next(),
-            _ => None,
-        };
-        own.or_else(|| naming("Linear")).or_else(only)
-    }
 }

@@ -8,6 +8,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use super::codes::{Codes, shift};
 use super::config::QuantizationConfig;
 use super::layout::{Packing, Place, turn};
+use super::targets::Targets;
 use crate::deploy::safetensors_file::{DTYPES, FileError};
 use crate::fake::qparams::is_scale;
 use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError, QuantParams};
@@ -18,6 +19,7 @@ pub(super) struct Contents<'a> {
     pub(super) plain: Option<DType>,
     pub(super) tensors: Tensors<'a>,
     pub(super) config: QuantizationConfig,
+    pub(super) targets: Targets,
     pub(super) file: &'a FileError<'a>,
 }
 
@@ -95,7 +97,7 @@ impl Contents<'_> {
         if self.has(&place.with("_g_idx")) {
             return Err(wrong("an order of activations is not read here".into()));
         }
-        let arguments = self.config.weights(&place.layer).cloned();
+        let arguments = self.targets.weights(place).cloned();
         let arguments =
             arguments.ok_or_else(|| wrong("no group of the configuration has its layer".into()))?;
         let bits = arguments.num_bits;
@@ -219,7 +221,7 @@ impl Contents<'_> {
         let foreign = || QuantError::ForeignScheme {
             expected: scheme.to_string(),
         };
-        let Some(arguments) = self.config.inputs(&place.layer) else {
+        let Some(arguments) = self.targets.inputs(place) else {
             return Ok(None);
         };
         let of_all = match scheme.granularity {

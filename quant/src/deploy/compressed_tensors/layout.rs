@@ -11,6 +11,8 @@ pub(super) struct Place {
     pub(super) layer: String,
     /// `weight`, `bias`…
     pub(super) name: String,
+    /// Of the module that holds it: `Linear`, `Embedding`…
+    pub(super) class: String,
     /// A matrix of Burn's linear layer: outputs come first in the file.
     pub(super) turned: bool,
 }
@@ -50,9 +52,11 @@ impl Place {
             (true, "beta") => "bias",
             _ => name,
         };
+        let class = container.strip_prefix("Struct:").unwrap_or(container);
         Self {
             layer,
             name: name.into(),
+            class: class.into(),
             turned: container == "Struct:Linear" && name == "weight" && rank == 2,
         }
     }

@@ -14,6 +14,7 @@ use super::contents::{Contents, Tensors, data, plain_dtype};
 use super::layout::{Names, Place, turn};
 use super::pretrained::opened;
 use super::sparse::decompress;
+use super::targets::Targets;
 use crate::deploy::safetensors_file::{FILES, FileError, fitting};
 use crate::module::walk::{Site, map_quantizers, weight_schemes};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
@@ -23,8 +24,12 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 ///
 /// Codes become floats of the values that they stand for. Where `model` is prepared with the same
 /// number format and groups, its weights and the inputs of its layers are quantized with the scales and
-/// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Inputs that the
-/// file does not round keep the quantizers that the model is prepared with. Files of
+/// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Weights that the
+/// file has as floats beside codes stay what they are there: their quantizers are switched off, unless they have a
+/// range already.
+/// Inputs that the file does not round keep the quantizers that the model is prepared with. Other programs use the
+/// lowest integer, too: prepare with [`NumberFormat::int8`](crate::NumberFormat::int8) for their files, not with the
+/// [narrow](crate::NumberFormat::narrow) default. Files of
 /// `int-quantized` and `pack-quantized` weights, per tensor, per channel and in groups, of
 /// `sparse-24-bitmask` and of floats are read; the names are those of the model's fields. Floats of half
 /// precision are F32 on a device that has none.
@@ -111,6 +116,7 @@ fn load_files<M: Module>(
     let contents = Contents {
         plain: plain_dtype(&tensors),
         tensors,
+        targets: Targets::of(&config).map_err(|reason| file.read(reason))?,
         config,
         file,
     };
@@ -141,9 +147,11 @@ fn load_files<M: Module>(
             .as_ref()
             .and_then(|path| weights.get(path))
         else {
-            // What came as floats stays as it is; a range it has not seen is none to round by.
-            let stays = located.site == Site::Weight && quantizer.keeps_range();
-            return match stays && !quantizer.has_range() {
+            // What came as floats stays as it is: a range it has not seen is none to round by, and what the file
+            // left out of the rounding is not rounded here.
+            let left_out = quantizer.keeps_range() || !weights.is_empty();
+            let stays = located.site == Site::Weight && !quantizer.has_range() && left_out;
+            return match stays {
                 true => quantizer.with_enabled(false),
                 false => quantizer,
             };
@@ -171,7 +179,7 @@ fn load_files<M: Module>(
     }
     // What a model without quantizers has no place for.
     for (path, (_, place, ..)) in &weights {
-        let is_rounded = contents.config.inputs(&place.layer).is_some();
+        let is_rounded = contents.targets.inputs(place).is_some();
         if is_rounded && schemes.contains_key(path) && !with_input.contains(&place.layer) {
             return Err(file.read(format!(
                 "the input of `{}` is rounded there, and the model rounds none: prepare it \

@@ -122,8 +122,10 @@ impl FakeQuantize {
     /// Whether values are taken into the range, as things are.
     fn observes(&self, state: &State, training: bool) -> bool {
         let control = &state.control;
-        let wanted =
-            training && !control.initialized && (control.phase().observes() || !control.observed);
+        // A weight that was given its scales has them whatever it becomes.
+        let is_given = control.exact && self.is_of_weight();
+        let observes = !is_given && (control.phase().observes() || !control.observed);
+        let wanted = training && !control.initialized && observes;
         self.config.observer.has_memory() && (control.mode == Mode::Calibrating || wanted)
     }
 
@@ -139,7 +141,12 @@ impl FakeQuantize {
         if calibrating && !self.config.observer.has_memory() && self.config.learned != Learned::None
         {
             let first = self.first_scale(x)?;
-            self.lock().start_learning(first);
+            let begins = is_a_beginning(&first)?;
+            let mut state = self.lock();
+            match begins {
+                true => state.start_learning(first),
+                false => state.control.non_finite = true,
+            }
         }
         if !observes {
             return Ok(());
@@ -282,6 +289,21 @@ mod tests {
         let place = primitive.expect("it is on flex").bytes().as_ptr();
         // Alive, so that another tensor has another place.
         Some((scale, place))
+    }
+
+    #[test]
+    fn a_symmetric_scale_that_was_given_is_one_to_observe_on_from() {
+        let device = Device::flex();
+        let scheme = Scheme::symmetric(NumberFormat::int(4));
+        let config = FakeQuantizeConfig::new(scheme.clone());
+        let config = config.with_observer(ObserverConfig::MinMax);
+        let given = QuantParams::symmetric(Tensor::from_floats([0.1], &device), &scheme);
+        let quantizer = config.init(&device).unwrap().with_qparams(given);
+        // Within the range, which so stays.
+        let x = Tensor::<1>::from_floats([-0.7, 0.7], &device.autodiff());
+        quantizer.forward(x);
+        let found = quantizer.qparams().unwrap().scale.into_scalar::<f32>();
+        assert!((found - 0.1).abs() < 1e-7, "{found}");
     }
 
     #[test]

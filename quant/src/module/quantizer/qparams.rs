@@ -77,6 +77,19 @@ impl FakeQuantize {
         Ok(QuantParams::from_range(range, &self.config.scheme))
     }
 
+    /// Whether a calibration showed it finite values only.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::NonFinite`] if not.
+    pub(crate) fn check_finite(&self) -> Result<(), QuantError> {
+        let error = QuantError::NonFinite { what: "scale" };
+        match self.lock().control.non_finite {
+            true => Err(error.at(&self.path)),
+            false => Ok(()),
+        }
+    }
+
     fn exact_qparams(&self, state: &State) -> Result<QuantParams, QuantError> {
         let qparams = state.observed_qparams(&self.config.scheme);
         let scale = read(qparams.scale.clone())?;

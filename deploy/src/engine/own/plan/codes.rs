@@ -6,7 +6,7 @@ use super::Planner;
 use crate::engine::own::attributes::{int, ints};
 use crate::engine::own::ranging::Ranging;
 use crate::onnx::{Attribute, ENGINE};
-use crate::{DynamicGrid, OnnxNode};
+use crate::{DynamicGrid, ElementType, OnnxNode};
 
 /// Whether a node multiplies codes by codes.
 pub(super) fn is_product_of_codes(node: &OnnxNode) -> bool {
@@ -43,21 +43,56 @@ impl<'a> Planner<'a> {
             "DynamicQuantizeLinear" | "QuantizeActivation" => {
                 on_the_fly(node).map(Ranging::OnTheFly)
             }
-            "QuantizeLinear" => {
-                let scale = self.constants.number(&node.inputs[1])?;
-                let zero_point = self.constants.get(&node.inputs[2])?;
-                let [zero_point] = zero_point.bytes[..] else {
-                    return None;
-                };
-                let zero_point = i16::from(zero_point);
-                Some(Ranging::Known(CodeGrid {
-                    scale,
-                    low: -zero_point,
-                    high: 255 - zero_point,
-                }))
-            }
+            "QuantizeLinear" => self.known_grid(node).map(Ranging::Known),
             _ => None,
         }
+    }
+
+    /// The grid of a scale and a zero point that are constants.
+    fn known_grid(&self, node: &OnnxNode) -> Option<CodeGrid> {
+        let scale = self.constants.number(node.inputs.get(1)?)?;
+        let stored = self.constants.get(node.inputs.get(2)?)?;
+        let [byte] = stored.bytes[..] else {
+            return None;
+        };
+        let (zero_point, low, high) = match stored.element {
+            ElementType::I8 => (i16::from(byte as i8), -128_i16, 127_i16),
+            _ => (i16::from(byte), 0, 255),
+        };
+        Some(CodeGrid {
+            scale,
+            low: low - zero_point,
+            high: high - zero_point,
+        })
+    }
+
+    /// Of a node whose codes one other node alone reads, which makes floats of them again: where the grid is from,
+    /// that node, and its result.
+    pub(super) fn rounding(&self, node: &'a OnnxNode) -> Option<(Ranging, usize, &'a str)> {
+        let [x, grid @ ..] = &node.inputs[..] else {
+            return None;
+        };
+        let [codes, found @ ..] = &node.outputs[..] else {
+            return None;
+        };
+        let (at, back) = self.sole(codes)?;
+        let [of, by @ ..] = &back.inputs[..] else {
+            return None;
+        };
+        if self.constants.get(x).is_some() || back.operator != "DequantizeLinear" || of != codes {
+            return None;
+        }
+        let ranging = match node.operator {
+            "QuantizeLinear" if by == grid => Ranging::Known(self.known_grid(node)?),
+            "DynamicQuantizeLinear" if by == found => {
+                let alone = |name: &String| self.sole(name).is_some_and(|(one, _)| one == at);
+                let grid = on_the_fly(node).filter(|_| found.iter().all(alone));
+                Ranging::OnTheFly(grid?)
+            }
+            _ => return None,
+        };
+        let rounded = back.outputs.first()?.as_str();
+        Some((ranging, at, rounded))
     }
 
     /// Whether a node multiplies the scale of values at hand by those of a weight.

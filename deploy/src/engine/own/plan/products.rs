@@ -57,7 +57,12 @@ impl<'a> Planner<'a> {
         let Some(tail) = self.tail(out, columns, 0, sums) else {
             return Ok(None);
         };
-        let key = format!("{} {}", node.operator, weight.name);
+        let packed = match node.operator {
+            // With their scales and zero points.
+            "MatMulNBits" | "MatMulIntegerBlocks" => node.inputs[1..].join(" "),
+            _ => weight.name.clone(),
+        };
+        let key = format!("{} {packed}", node.operator);
         let matrix = match self.packed.get(&key) {
             Some(known) => known.clone(),
             None => {
