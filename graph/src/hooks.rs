@@ -431,9 +431,29 @@ pub fn sharing<T>(work: impl FnOnce() -> T) -> T {
 ///
 /// Burn records no flags: of a model that was loaded, its hooks alone know.
 pub fn frozen<M: Module>(model: &M) -> Option<M> {
+    if UNFROZEN.get() {
+        return None;
+    }
     let mut carried = offered(model).into_iter();
     let asks = carried.any(|one| one.hook.freezes_batch_norm());
     asks.then(|| sharing(|| freeze_batch_norm(model.clone())))
+}
+
+thread_local! {
+    static UNFROZEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work` while BatchNorms train by their own flags, whatever the hooks of a model ask for: to measure
+/// their statistics anew.
+pub fn without_freezing<T>(work: impl FnOnce() -> T) -> T {
+    struct Reset(bool);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            UNFROZEN.set(self.0);
+        }
+    }
+    let _reset = Reset(UNFROZEN.replace(true));
+    work()
 }
 
 /// The model with the training flags of its BatchNorms off.

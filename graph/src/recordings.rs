@@ -57,8 +57,8 @@ struct Known {
 /// From which use on a look is repeated, at each doubling.
 const AGAIN: u64 = 8;
 
-/// The same of a recording that is kept for a closure that captures something, a function say.
-const AGAIN_WITH_CAPTURES: u64 = 2;
+/// The same of whether a recording that is kept still holds.
+const AGAIN_KEPT: u64 = 2;
 
 fn is_repeated(uses: u64, from: u64) -> bool {
     uses >= from && uses.is_power_of_two()
@@ -172,8 +172,7 @@ struct Memory {
 /// which is compared, but not on a number or on what the closure captures where the operations are the
 /// same: that is seen at those steps alone.
 ///
-/// At such uses a recording that is kept is made once more, too (for a closure that captures something, a function
-/// say, from the second use on): where numbers of the forward pass, or plain
+/// At such uses, and at the second and fourth, a recording that is kept is made once more: where numbers of the forward pass, or plain
 /// tensors of the model, are no longer those that were recorded, a warning of [`tracing`] says so, and this forward pass
 /// is recorded in every step from then on.
 #[derive(Debug, Clone)]
@@ -265,14 +264,10 @@ impl Recordings {
             verifies,
             halves: self.halves,
         };
-        let from = match size_of::<F>() {
-            0 => AGAIN,
-            _ => AGAIN_WITH_CAPTURES,
-        };
         let known = self.kept::<O>(&kept, &carried);
         if let Some((known, uses)) = &known
             && !is_due
-            && !is_repeated(*uses, from)
+            && !is_repeated(*uses, AGAIN_KEPT)
         {
             return Ok(known.clone());
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn_lean_quant::qat::merge_observers;
 use burn_lean_reparam::{
     PathMapper, PathVisitor, Trail, Training, map_with_path, own_copy, visit_with_path,
 };
@@ -21,7 +22,8 @@ use crate::RecipeError;
 /// are not those of the averaged weights: measure them anew with
 /// [`recompute_batch_norm`](burn_lean_prune::recompute_batch_norm). Integer and boolean tensors
 /// (counters, the masks of pruned models) have no average: they must be equal. The parts of a
-/// reparameterization are tensors like others; fold them in first
+/// reparameterization are tensors like others, but for observed ranges of quantizers, which
+/// [`merge_observers`](burn_lean_quant::qat::merge_observers) joins; fold them in first
 /// ([`Module::materialize`]) where their average means nothing, as of the two factors of an adapter.
 ///
 /// ```
@@ -79,6 +81,11 @@ pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
     }
     // A copy, of running statistics, too: Burn maps those in place.
     let soup = map_with_path(first.valid(), &mut Replace(averages));
+    // Ranges are no weights.
+    let soup = merge_observers(soup, models).map_err(|rejected| RecipeError::Soup {
+        path: "the quantizers".into(),
+        reason: rejected.into_error().to_string(),
+    })?;
     Ok(Training::of(first).restore(soup))
 }
 

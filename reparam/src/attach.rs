@@ -60,6 +60,17 @@ pub fn attached<M: Module>(model: &M) -> Vec<Attached> {
     finder.attached
 }
 
+/// The first of these that `model` carries no longer: Burn's `Param::map`, called by itself, takes off what
+/// its parameter carries.
+pub fn lost<M: Module>(before: &[Attached], model: &M) -> Option<Attached> {
+    let now = match before {
+        [] => return None,
+        _ => attached(model),
+    };
+    let is_there = |one: &Attached| now.iter().any(|now| now.path == one.path);
+    before.iter().find(|one| !is_there(one)).cloned()
+}
+
 /// Attaches a reparameterization to every parameter that `reparameterizer` chooses.
 ///
 /// Same as [`Module::apply_reparameterization`], except that a parameter which already carries

@@ -60,7 +60,7 @@ mod trail;
 mod training;
 mod unlink;
 
-pub use attach::{AttachError, Attached, attach, attach_if_any, attached};
+pub use attach::{AttachError, Attached, attach, attach_if_any, attached, lost};
 pub use capture::{catch_quietly, recorded_device, with_capture_device_like};
 pub use chain::{Chain, ChainReparameterizer};
 pub use files::Files;

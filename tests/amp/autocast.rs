@@ -8,10 +8,10 @@ use burn_lean::amp::{
     parameter_precision, self_test, supported_dtypes,
 };
 use burn_lean::graph::GraphError;
-use burn_lean::reparam::{AttachError, attach};
+use burn_lean::reparam::{AttachError, attach, each_float};
 
 use crate::model::{Mlp, bits};
-use crate::support::{devices, each_device, nearest, tensor, values};
+use crate::support::{cast, devices, each_device, nearest, tensor, values};
 
 const HALVES: [FloatDType; 2] = [FloatDType::F16, FloatDType::BF16];
 
@@ -351,6 +351,23 @@ fn a_parameter_with_an_adapter_is_reported_by_what_it_computes_in() {
         kept("first.weight.chain.first.a"),
         Some(KeptBecause::NotPrepared)
     );
+}
+
+#[test]
+fn the_factors_of_an_adapter_are_master_weights_too() {
+    let prepared = |seed| {
+        let config = AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        let model = Mlp::new(seed, &Device::flex());
+        config.prepare_with(model, Lora::new(1, 1.0)).unwrap().0
+    };
+    let record = cast(prepared(1), FloatDType::F16).into_record();
+    let loaded = prepared(2).try_load_record(record).unwrap();
+    let mut factors = 0;
+    each_float(&loaded, |at, float| {
+        assert_eq!(float.dtype(), DType::F32, "{}", at.path());
+        factors += usize::from(at.is_attached());
+    });
+    assert_eq!(factors, 4);
 }
 
 /// Looks at its values, which a recording does not have.

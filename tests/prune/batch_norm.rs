@@ -5,6 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::prune::{PruneError, mean_loss, recompute_batch_norm};
+use burn_lean::quant::{QatConfig, QuantizedForward, Schedule};
 
 use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
 
@@ -110,6 +111,32 @@ fn a_layer_that_runs_by_the_size_of_the_batch_has_its_own_average() {
     for (norm, expected) in [(four, 2.0), (others, 6.0)] {
         let found = values(norm.running_mean.value_sync())[0];
         assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
+}
+
+/// The schedule of its quantizers freezes them in training.
+#[test]
+fn a_frozen_batch_norm_of_a_quantized_model_is_measured_anew() {
+    let device = Device::flex();
+    let schedule = Schedule::new().with_freeze_batch_norm_at(Some(0));
+    let config = QatConfig::new()
+        .with_activation(None)
+        .with_schedule(schedule);
+    let net = config
+        .prepare(Net::new(&device.clone().autodiff()))
+        .unwrap();
+    let batch = tensor::<4>(1, [6, 2, 3, 3], &device) + 2.0;
+    let quantized = QuantizedForward::new();
+    let forward = |net: &Net, x: &Tensor<4>| {
+        let run = quantized.run(net, x.clone(), |net, x| net.forward(&x));
+        run.unwrap()
+    };
+    let renewed = recompute_batch_norm(net, forward, [batch.clone()]).unwrap();
+    let expected = recompute_batch_norm(Net::new(&device), Net::forward, [batch]).unwrap();
+    let mean = |net: &Net| values(net.norm.running_mean.value_sync());
+    for (found, expected) in mean(&renewed).iter().zip(mean(&expected)) {
+        // The weights are rounded to 8 bits.
+        assert!((found - expected).abs() < 0.02, "{found} {expected}");
     }
 }
 

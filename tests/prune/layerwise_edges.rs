@@ -1,8 +1,14 @@
 //! Pruning layer by layer at its edges: outputs without a number, parameters of one's own, constants.
 
+use std::collections::BTreeMap;
+
 use burn::module::{Module, Param, ParamGroup};
-use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::conv::{
+    Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig,
+};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig1d,
+};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::graph::GraphError;
@@ -444,5 +450,111 @@ fn outputs_of_one_axis_are_of_an_example_each() {
         };
         assert_eq!(judged(&pruned.report), judged(&expected.report));
         assert_eq!(parameters(&pruned.model), parameters(&expected.model));
+    }
+}
+
+/// Two linear layers without biases, of two features.
+fn pair(weights: [[[f32; 2]; 2]; 2], device: &Device) -> (Linear, Linear) {
+    let layer = |weights: [[f32; 2]; 2]| {
+        let config = LinearConfig::new(2, 2).with_bias(false);
+        let mut layer: Linear = config.init(device);
+        layer.weight = Param::from_data(weights, device);
+        layer
+    };
+    let [first, second] = weights.map(layer);
+    (first, second)
+}
+
+/// A feature that varies a hundredth as much as the other one is nothing beside the ridge.
+#[test]
+fn a_layer_that_is_to_stay_dense_is_not_shrunk() {
+    let device = Device::flex();
+    let weights = [[[1.0, 0.001], [0.001, 1.0]], [[0.5, -0.7], [0.8, 0.3]]];
+    let scale = Tensor::<2>::from_data([[100.0, 1.0]], &device);
+    let inputs = [1, 2].map(|seed| tensor::<2>(seed, [64, 2], &device) * scale.clone());
+    let pruned = |path: &str| {
+        let targets = BTreeMap::from([(path.to_string(), 0.5)]);
+        let mut pruner = Pruner::new(Budget::PerLayerTargets(targets));
+        pruner.support = SupportMethod::Magnitude;
+        pruner.candidates = false;
+        pruner.tuning = Some(0);
+        let forward = |m: &(Linear, Linear), x: Tensor<2>| m.1.forward(m.0.forward(x));
+        let pruned = pruner.prune(pair(weights, &device), forward, inputs.clone());
+        pruned.unwrap()
+    };
+    // Nothing has changed before it.
+    let second = pruned("1.weight");
+    let dense = pair(weights, &device);
+    assert_eq!(parameters(&second.model.0), parameters(&dense.0));
+    let how: Vec<Refitted> = second.report.layers.iter().map(|l| l.refitted).collect();
+    assert_eq!(how, [Refitted::Dense, Refitted::Fitted]);
+    // Behind a pruned layer it makes up for that one, as far as its inputs say how.
+    let first = pruned("0.weight");
+    assert_eq!(first.report.layers[1].refitted, Refitted::Fitted);
+    let found = values(first.model.1.weight.val());
+    assert_near!(found.into_iter(), weights[1].concat(), 0.02);
+}
+
+/// Numbers along time, which is longer in one batch than in another.
+#[test]
+fn outputs_may_differ_in_width_from_batch_to_batch() {
+    let device = Device::flex();
+    let conv = Conv1dConfig::new(2, 3, 3)
+        .with_padding(PaddingConfig1d::Explicit(1, 1))
+        .init(&device);
+    let conv: Conv1d = with_numbers(conv, 5);
+    for outputs in [Outputs::Values, Outputs::Logits] {
+        let lengths = [16, 16, 12].into_iter().zip(1..);
+        let inputs = lengths.map(|(length, seed)| tensor::<3>(seed, [8, 2, length], &device));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_outputs(outputs);
+        (pruner.examples, pruner.held_out) = (8, 16);
+        pruner.tuning = Some(1);
+        let pruned = pruner.prune(conv.clone(), |m, x| m.forward(x), inputs);
+        let report = pruned.unwrap().report;
+        assert_eq!(report.held_out_examples, 16);
+        assert!(report.constant_divergence > 0.0);
+    }
+}
+
+/// As many positions as outputs: what is added to each position is no bias.
+#[test]
+fn a_vector_along_positions_is_no_bias() {
+    #[derive(Module, Debug)]
+    struct Placed {
+        conv: Conv1d,
+        linear: Linear,
+        added: Param<Tensor<1>>,
+    }
+    let device = Device::flex();
+    let conv = Conv1dConfig::new(2, 8, 3)
+        .with_padding(PaddingConfig1d::Explicit(1, 1))
+        .with_bias(false)
+        .init(&device);
+    let model = Placed {
+        conv: with_numbers(conv, 5),
+        linear: with_numbers(LinearConfig::new(2, 8).with_bias(false).init(&device), 6),
+        added: Param::from_tensor(tensor(7, [8], &device)),
+    };
+    let before = values(model.added.val());
+    let cases: [(bool, [usize; 3], bool); 3] = [
+        (true, [1, 1, 8], false),
+        (true, [1, 8, 1], true),
+        (false, [1, 8, 1], false),
+    ];
+    for (is_convolution, shape, is_bias) in cases {
+        let forward = |m: &Placed, x: Tensor<3>| {
+            let y = match is_convolution {
+                true => m.conv.forward(x),
+                false => m.linear.forward(x.swap_dims(1, 2)),
+            };
+            y + m.added.val().reshape(shape)
+        };
+        let mut pruner = Pruner::new(Budget::PerLayer(0.5)).with_effort(Effort::Quick);
+        pruner.candidates = false;
+        // A mean that is lost with a weight is the bias's to give back.
+        let inputs = [1, 2].map(|seed| tensor::<3>(seed, [24, 2, 8], &device) + 1.0);
+        let pruned = pruner.prune(model.clone(), forward, inputs).unwrap();
+        let after = values(pruned.model.added.val());
+        assert_eq!(after != before, is_bias, "{is_convolution} {shape:?}");
     }
 }

@@ -144,3 +144,29 @@ fn a_convolution_makes_up_for_it_through_the_norm_behind_it() {
         assert!(off < 1e-3, "{off}");
     });
 }
+
+/// A BatchNorm counts channels on the second axis, so that tokens become rows before it: the sum has them on
+/// the last one. As many tokens as channels, and fewer, and more.
+#[test]
+fn a_linear_layer_over_flattened_tokens_makes_up_for_it_in_its_channels() {
+    let device = Device::flex();
+    let forward = |model: &Features, x: Tensor<3>| {
+        let h = model.stem.forward(x);
+        let [batch, tokens, channels] = h.dims();
+        let rows = h.clone().reshape([batch * tokens, channels]);
+        let rows = model.norm.forward(model.inner.forward(rows));
+        let sum = h + rows.reshape([batch, tokens, channels]);
+        sum.narrow(2, 2, 1)
+    };
+    for tokens in [2, 3, 4] {
+        let x = tensor(7, [10, tokens, 2], &device);
+        let expected = forward(&Features::new(&device), x.clone());
+        let inputs = batches([40, tokens, 2], &device);
+        let pruned = pruner().prune(Features::new(&device), forward, inputs);
+        let pruned = pruned.unwrap();
+        let stem = values(pruned.model.stem.weight.val());
+        assert_eq!(stem.iter().filter(|w| **w == 0.0).count(), 2);
+        let off = off(expected, forward(&pruned.model, x));
+        assert!(off < 1e-3, "{tokens} tokens: {off}");
+    }
+}

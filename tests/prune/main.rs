@@ -14,6 +14,7 @@ mod gradual_pruner;
 mod grid;
 mod layerwise;
 mod layerwise_edges;
+mod layerwise_norms;
 mod layerwise_shared;
 mod layerwise_sums;
 mod many_samples;

@@ -126,6 +126,8 @@ fn only_the_named_parameters_change() {
     assert!(pruned.report.tuning_steps > 0);
     assert_eq!(parameters(&pruned.model.head), parameters(&model.head));
     assert_eq!(parameters(&pruned.model.conv), parameters(&model.conv));
+    // Nothing is pruned before it.
+    assert_eq!(parameters(&pruned.model.norm), parameters(&model.norm));
 }
 
 #[test]

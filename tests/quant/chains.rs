@@ -2,15 +2,16 @@
 
 use burn::module::{Lora, LoraAdapter, Module, Param};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{Mask, Masks, masks::ParameterMask};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, Rounding, RoundingConfig,
-    Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit, compare,
-    deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
+    ConvertConfig, Dequantize, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, Rounding,
+    RoundingConfig, Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit,
+    compare, deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
     qat::AttachQuantizers, quantized_weights, rounding::AdaRoundConfig, save_safetensors,
 };
 use burn_lean::reparam::{
@@ -400,6 +401,38 @@ fn an_adapter_behind_the_quantizer_stays() {
         .unwrap();
     assert!(chain.second.is_some());
     assert_eq!(values(converted.fc1.weight.val()), expected);
+}
+
+/// QLoRA: codes at rest, and an adapter that trains over them.
+#[test]
+fn an_adapter_trains_over_codes_that_stay() {
+    on_each(|device| {
+        let config = QatConfig::new()
+            .with_activation(None)
+            .with_weight(WeightConfig::int(4));
+        let net = Net::new(device);
+        let quantizers = config.reparameterizer(&net).unwrap();
+        let both = ChainReparameterizer::new(quantizers, Lora::new(2, 4.0));
+        let convert = ConvertConfig::new().with_dequantize(Dequantize::EveryUse);
+        let converted = convert.convert(attach(net, both).unwrap());
+        let mut net = converted.unwrap().0.train();
+        let base = |net: &Net| net.fc1.weight.base().into_data();
+        let before = base(&net);
+        assert_matches!(net.fc1.weight.base().dtype(), DType::QFloat(_));
+        let device = device.clone().autodiff();
+        let x = tensor::<2>(5, [32, INPUTS], &device);
+        let target = tensor::<2>(6, [32, OUTPUTS], &device);
+        let mut optim = AdamWConfig::new().init();
+        let mut losses = Vec::new();
+        for _ in 0..40 {
+            let loss = (net.forward(x.clone()) - target.clone()).square().mean();
+            losses.push(loss.clone().into_scalar::<f32>());
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            net = optim.step(0.02, net, grads);
+        }
+        assert!(losses[39] < 0.5 * losses[0], "{losses:?}");
+        assert_eq!(base(&net), before);
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Batch normalization folded into the layer before it.
 
-use burn::module::{Module, Param, RunningState};
+use burn::module::{Module, Param, Reparameterization, Reparameterizer, RunningState};
 use burn::nn::conv::{
     Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose2d,
     ConvTranspose2dConfig,
@@ -9,9 +9,11 @@ use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, L
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::prune::{Masks, masks::ParameterMask};
 use burn_lean::quant::{QuantError, fold, fold::FoldPair, fold_for};
+use burn_lean::reparam::attach;
 
-use crate::support::{cast, each_device, on_each, on_tracked, tensor, values};
+use crate::support::{cast, each_device, on_each, on_tracked, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Block<L: Module + burn::module::ModuleDisplay> {
@@ -288,6 +290,69 @@ fn wrong_pairs_are_refused_and_give_the_model_back() {
     let error = fold(embedding, &pair()).unwrap_err().into_error();
     assert_matches!(error, QuantError::UnsupportedLayer { .. });
     assert_says!(error, "`Embedding`");
+}
+
+/// A weight over the mean of its magnitudes: a factor is nothing to it.
+#[derive(Module, Debug)]
+struct Standardized {}
+
+impl Reparameterization for Standardized {
+    const NAME: &'static str = "standardized";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let mean = base.clone().abs().mean_dim(0);
+        base / mean
+    }
+}
+
+struct OnMatrices;
+
+impl Reparameterizer for OnMatrices {
+    type Reparam = Standardized;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Standardized>) {
+        (param, (D == 2).then_some(Standardized {}))
+    }
+}
+
+#[test]
+fn what_a_factor_does_not_pass_through_is_refused_and_a_mask_is_not() {
+    let device = Device::flex();
+    let block = || Block {
+        layer: with_numbers(LinearConfig::new(3, 2).init(&device), 5),
+        norm: norm(2, 1e-5, &device),
+    };
+    let standardized = attach(block(), OnMatrices).unwrap();
+    let error = fold(standardized, &pair()).unwrap_err().into_error();
+    assert_matches!(error, QuantError::UnsupportedLayer { .. });
+    assert_says!(error, "`standardized`");
+
+    let mask = |path: &str, shape: &[usize], kept: &[bool]| {
+        let mask = ParameterMask::new(path, shape, kept.to_vec()).unwrap();
+        Masks::new(vec![mask]).unwrap()
+    };
+    // A bias that is pruned would stay zero.
+    let pruned = mask("layer.bias", &[2], &[true, false])
+        .attach(block())
+        .unwrap();
+    let error = fold(pruned, &pair()).unwrap_err().into_error();
+    assert_matches!(error, QuantError::UnsupportedLayer { .. });
+
+    let kept = [true, false, true, true, false, true];
+    let pruned = mask("layer.weight", &[3, 2], &kept)
+        .attach(block())
+        .unwrap();
+    let x = tensor::<2>(6, [4, 3], &device);
+    let run = |block: &Block<Linear>| values(block.norm.forward(block.layer.forward(x.clone())));
+    let before = run(&pruned);
+    let folded = fold(pruned, &pair()).unwrap();
+    for (found, expected) in run(&folded).iter().zip(before) {
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+    }
 }
 
 #[test]

@@ -5,12 +5,12 @@ use burn::nn::LinearConfig;
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
-    ConvertConfig, Dequantize, ForwardQ, LoadConfig, Mapping, NumberFormat, PtqConfig, PtqMode,
-    QatConfig, QuantizedForward, Storage, Unsupported, WeightConfig, audit, load_record,
-    load_safetensors, quantized_weights, save_safetensors, sensitivity,
+    ConvertConfig, Dequantize, ForwardQ, Learned, LoadConfig, Mapping, NumberFormat, PtqConfig,
+    PtqMode, QatConfig, QuantizedForward, Storage, Unsupported, WeightConfig, audit, load_record,
+    load_safetensors, quantized_weights, quantizers, save_safetensors, sensitivity,
 };
 
-use crate::support::{Perceptron, cast, each_device, tensor, values, with_numbers};
+use crate::support::{Perceptron, cast, each_device, on_tracked, tensor, values, with_numbers};
 
 fn perceptron(dtype: FloatDType, device: &Device) -> Perceptron {
     cast(Perceptron::new([16, 12, 4], 7, device), dtype)
@@ -139,6 +139,41 @@ fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
         let (converted, _) = config.convert(net).unwrap();
         assert_eq!(values(converted.forward_q(input(dtype, device))), expected);
         assert_eq!(quantized_weights(&converted).unwrap(), codes);
+    });
+}
+
+/// A scale is a number of the format, not of the model.
+#[test]
+fn learned_scales_stay_in_f32_in_a_model_that_is_cast_and_in_its_records() {
+    on_tracked(|device| {
+        let weight = WeightConfig::new().with_learned(Learned::Lsq);
+        let config = QatConfig::new().with_activation(None).with_weight(weight);
+        let prepared = |seed| {
+            let model = Perceptron::new([16, 12, 4], seed, &device);
+            config.prepare(model).unwrap()
+        };
+        let model = prepared(7);
+        let x = tensor::<2>(3, [5, 16], &device);
+        // The first training step gives the scales.
+        model.forward_q(x.clone());
+        let expected = values(model.valid().forward_q(x.clone().inner()));
+        let half = cast(model.valid(), FloatDType::F16);
+        let loaded = prepared(8)
+            .try_load_record(half.clone().into_record())
+            .unwrap();
+        let loaded = cast(loaded, FloatDType::F32).valid();
+        let found = values(loaded.forward_q(x.clone().inner()));
+        let largest = expected
+            .iter()
+            .fold(0.0_f32, |most, value| most.max(value.abs()));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(
+                (found - expected).abs() < 0.05 * largest,
+                "{found} {expected}"
+            );
+        }
+        let qparams = quantizers(&half)[0].quantizer.qparams().unwrap();
+        assert_eq!(qparams.scale.dtype(), DType::F32);
     });
 }
 

@@ -546,6 +546,15 @@ fn mixed_precision_freezes_batch_norm_from_its_step_on_also_in_a_model_that_was_
         let before = statistics(&model);
         loss(&model, 0);
         assert_eq!(statistics(&model), before);
+        // Also where nothing is in half, and no activation is quantized.
+        let weights = frozen_from(0).with_activation(None);
+        let float = attach(new(), weights.reparameterizer(&new()).unwrap()).unwrap();
+        let run = |model: &ConvNet| {
+            let batch = ConvNet::batch(0, &device);
+            Autocast::new(FloatDType::F32).run(model, batch, |model, batch| model.loss(batch))
+        };
+        run(&float).unwrap();
+        assert_eq!(statistics(&float), before);
         // Beside a model that does not train, such as a teacher.
         let pair = (new().valid(), model);
         let batch = ConvNet::batch(0, &device);

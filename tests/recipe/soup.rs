@@ -4,7 +4,10 @@ use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::prune::Masks;
-use burn_lean::quant::{ConvertConfig, QatConfig};
+use burn_lean::quant::{
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, QatConfig, Scheme,
+    calibrate, module::Site, quantizers,
+};
 use burn_lean::recipe::{RecipeError, greedy_soup, uniform_soup};
 
 use crate::problem::{Net, batches};
@@ -54,6 +57,30 @@ fn every_float_tensor_is_the_mean_and_the_models_stay() {
         let grads = soup.forward(x).sum().backward();
         assert!(soup.head.weight.val().grad(&grads).is_some());
     });
+}
+
+/// Ranges are no weights: the soup has that of all.
+#[test]
+fn the_ranges_of_activations_are_those_of_all_models() {
+    let device = Device::flex();
+    let observer = ObserverConfig::MinMax;
+    let activation = FakeQuantizeConfig::new(Scheme::symmetric(NumberFormat::int8()));
+    let config = QatConfig::new().with_activation(Some(activation.with_observer(observer)));
+    let seen = |largest: f32| {
+        let model = config.prepare(linear([1.0, 2.0], &device)).unwrap();
+        let x = Tensor::<2>::from_floats([[largest, -largest]], &device);
+        calibrate(model, |model| drop(model.forward_q(x.clone()))).unwrap()
+    };
+    let soup = uniform_soup(&[seen(1.0), seen(3.0)]).unwrap();
+    let all = quantizers(&soup);
+    let input = all.iter().find(|one| one.site == Site::Input).unwrap();
+    let scale = input
+        .quantizer
+        .qparams()
+        .unwrap()
+        .scale
+        .into_scalar::<f32>();
+    assert!((scale - 3.0 / 127.5).abs() < 1e-6, "{scale}");
 }
 
 /// The averages are in the states of the first model, part by part.

@@ -12,7 +12,10 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_lean_reparam::{AttachError, ChainReparameterizer, Rejected, attach_if_any, each_float};
+use burn_lean_reparam::{
+    AttachError, ChainReparameterizer, PathMapper, Rejected, Trail, attach_if_any, each_float,
+    map_with_path,
+};
 
 use crate::autocast::precision::KeptParameters;
 use crate::autocast::run::Resolved;
@@ -184,7 +187,7 @@ impl AutocastConfig {
         let autocast = self.autocast(compute, devices);
         let master = AttachMasterWeight { kept: kept.kept };
         match attach(model, master) {
-            Ok(model) => Ok((model, autocast)),
+            Ok(model) => Ok((map_with_path(model, &mut KeepParts), autocast)),
             Err(rejected) => {
                 let (model, error) = rejected.into_parts();
                 Err(Rejected::new(model, error.into()))
@@ -311,6 +314,18 @@ impl Reparameterizer for AttachMasterWeight {
             return (KeepDtype.map_float(param), None);
         }
         (KeepDtype.map_float(param), Some(MasterWeight {}))
+    }
+}
+
+/// The same of what a reparameterization holds: the factors of an adapter, say.
+struct KeepParts;
+
+impl PathMapper for KeepParts {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match at.is_attached() {
+            true => KeepDtype.map_float(param),
+            false => param,
+        }
     }
 }
 

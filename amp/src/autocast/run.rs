@@ -89,8 +89,8 @@ impl Autocast {
     ///
     /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the
     /// host (a counter, a random choice, a branch on a configuration that changes) stay as they
-    /// were recorded, and so do plain tensors of the model (a queue of features, a table of averages); at the 8th use, the
-    /// 16th, the 32nd and so on it is recorded once more, and where they differ a warning says so and it is
+    /// were recorded, and so do plain tensors of the model (a queue of features, a table of averages); at the 2nd use, the
+    /// 4th, the 8th and so on it is recorded once more, and where they differ a warning says so and it is
     /// recorded in every step from then on. A recording belongs to the closure, to the place in the program that calls
     /// [`run`](Self::run), to what inputs [say of themselves](Tensors::describe), and to a model with
     /// these parameters, of these shapes and dtypes, frozen and not. The 64 that were used last are kept: where shapes or numbers
@@ -208,13 +208,13 @@ impl Autocast {
         let devices = devices_of(model, &input);
         let device = device_of(model, &input)?;
         let compute = self.compute_on(&devices)?;
-        if !compute.is_half() && !acts_in_recordings(model) {
-            return Ok(forward(model, input));
-        }
         let trains = model_device(model).is_some_and(|device| device.is_autodiff());
         let frozen = trains.then(|| frozen(model)).flatten();
         let variant = u64::from(frozen.is_some());
         let model = frozen.as_ref().unwrap_or(model);
+        if !compute.is_half() && !acts_in_recordings(model) {
+            return Ok(forward(model, input));
+        }
         let mut recordings = self.recordings.clone();
         recordings.halves = halves(compute);
         let recording =

@@ -9,6 +9,8 @@ use burn::module::{Module, ModuleDisplay};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
+use crate::scaler::changed;
+
 type Function<M> = Mutex<Box<dyn FnMut(M) -> M + Send>>;
 
 /// A function of the model, shared by all clones; nothing by default.
@@ -25,12 +27,13 @@ impl Hook {
     }
 
     /// Calls the function, which is one of this type of model.
-    pub(crate) fn call<M: 'static>(&self, model: M) -> M {
+    pub(crate) fn call<M: Module + 'static>(&self, model: M) -> M {
         match self.0.as_ref().and_then(|function| function.downcast_ref()) {
             Some(function) => {
                 let function: &Function<M> = function;
                 // What a panic of the function left behind is the function's own.
-                (function.lock().unwrap_or_else(PoisonError::into_inner))(model)
+                let mut function = function.lock().unwrap_or_else(PoisonError::into_inner);
+                changed(model, &mut *function)
             }
             None => model,
         }

@@ -220,19 +220,25 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     /// captures is in no checkpoint. [`AfterStep`] is the same for a model without mixed precision.
     ///
     /// ```
-    /// # use burn::module::Module;
+    /// # use burn::module::{Module, ModuleMapper, Param};
     /// # use burn::nn::{Linear, LinearConfig};
-    /// # use burn::tensor::{Device, FloatDType};
+    /// # use burn::tensor::{Device, FloatDType, Tensor};
     /// # use burn_lean_amp::{Amp, AutocastConfig, GradScalerConfig};
     /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
     /// # let (autocast, scaler) = (
     /// #     AutocastConfig::new(FloatDType::F16),
     /// #     GradScalerConfig::for_dtype(FloatDType::F16),
     /// # );
-    /// let clip = |mut model: Linear| {
-    ///     model.weight = model.weight.map(|weight| weight.clamp(-0.1, 0.1).detach().require_grad());
-    ///     model
-    /// };
+    /// /// A mapper, since `Param::map` outside of one takes off what the parameter carries.
+    /// struct Clip;
+    ///
+    /// impl ModuleMapper for Clip {
+    ///     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    ///         param.map(|value| value.clamp(-0.1, 0.1).detach().require_grad())
+    ///     }
+    /// }
+    ///
+    /// let clip = |model: Linear| model.map(&mut Clip);
     /// let amp = Amp::new(model, &autocast, &scaler)?.with_after_step(clip);
     /// # Ok::<(), burn_lean_amp::AmpError>(())
     /// ```

@@ -13,3 +13,5 @@ pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use record::GradScalerRecord;
 pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
 pub use speculative::Speculative;
+#[cfg(feature = "train")]
+pub(crate) use speculative::changed;

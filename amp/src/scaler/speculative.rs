@@ -11,7 +11,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{ExecutionError, Tensor, TensorData, read_sync};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, attached, lost};
 
 use crate::gradients::Unscaled;
 use crate::scaler::running_statistics::RunningStatistics;
@@ -92,6 +92,21 @@ impl<M: Module> fmt::Debug for Speculative<M> {
             .field("pending", &self.pending.is_some())
             .finish_non_exhaustive()
     }
+}
+
+/// What a function makes of a model after a step. A warning says which mask, quantizer or cast it took off.
+pub(crate) fn changed<M: Module>(model: M, change: impl FnOnce(M) -> M) -> M {
+    let before = attached(&model);
+    let model = change(model);
+    if let Some(one) = lost(&before, &model) {
+        tracing::warn!(
+            parameter = one.path,
+            carried = one.name,
+            "what is called after each step took off what the parameter carries: change parameters by a \
+             `ModuleMapper` over the model, since `Param::map` called by itself makes a plain one"
+        );
+    }
+    model
 }
 
 impl<M: Module> Speculative<M> {
@@ -237,7 +252,7 @@ impl<M: Module> Speculative<M> {
         let updated = scaler.update();
         self.restore(model, buffers, optim, scaler);
         let mended = self.scaler.statistics.mend(&statistics, self.model.clone());
-        self.model = (self.after_step)(mended);
+        self.model = changed(mended, &mut self.after_step);
         updated.map(|()| true)
     }
 
@@ -265,7 +280,7 @@ impl<M: Module> Speculative<M> {
             });
         }
         let stepped = self.optim.step(lr, self.model.clone(), unscaled.grads);
-        self.model = (self.after_step)(stepped);
+        self.model = changed(stepped, &mut self.after_step);
         // Go on as if the step were sound; `resolve` puts the true scaler in its place.
         self.scaler.record_verdict(Verdict::default());
         self.scaler.update()

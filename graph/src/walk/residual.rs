@@ -13,6 +13,9 @@ pub struct Residual {
     pub other: TensorId,
     /// How many axes it has.
     pub rank: usize,
+    /// Which of them is that of the channels, one for each output of the product: behind a convolution the
+    /// second one, elsewhere the last.
+    pub axis: usize,
     /// The normalization between the product and the sum.
     pub norm: Option<ResidualNorm>,
 }
@@ -82,9 +85,14 @@ impl<O: Tensors> Walk<O> {
                         outputs.any(|made| made.id == other.id)
                     });
                     let fits = other.id != out.id && other.shape == out.shape && !made_later;
+                    let rank = other.shape.num_dims();
                     return fits.then_some(Residual {
                         other: other.id,
-                        rank: other.shape.num_dims(),
+                        rank,
+                        axis: match product.is_convolution() {
+                            true => 1,
+                            false => rank - 1,
+                        },
                         norm,
                     });
                 }

@@ -2,7 +2,7 @@
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{FloatDType, Shape, Tensor};
+use burn::tensor::{FloatDType, Shape, Slice, Tensor};
 
 use super::product::{Kernel, Kind, Product};
 use super::rows::rows;
@@ -58,11 +58,10 @@ impl<O: Tensors> Step<'_, O> {
         let value = self.walk.value(batch, product.input.id, pass)?;
         let stride = stride.max(1);
         if let Kind::Patches(kernel) = &product.kind {
+            let value = channels_of(product, kernel, value, group);
             let shape = value.shape();
             let values = host(value)?;
-            return Ok(patches(
-                product, kernel, &shape, &values, group, first, stride,
-            ));
+            return Ok(patches(product, kernel, &shape, &values, first, stride));
         }
         let mut all = Vec::new();
         let mut failed = None;
@@ -98,6 +97,26 @@ fn host(tensor: DispatchTensor) -> Result<Vec<f32>, GraphError> {
         .map_err(|error| failed(format!("{error:?}")))
 }
 
+/// The channels that a group of a convolution reads: of a depthwise one a small part of all.
+fn channels_of(
+    product: &Product,
+    kernel: &Kernel,
+    value: DispatchTensor,
+    group: usize,
+) -> DispatchTensor {
+    if product.groups == 1 {
+        return value;
+    }
+    let channels = product.inputs / kernel.size.iter().product::<usize>();
+    let shape = value.shape().to_vec();
+    let ranges = shape.iter().enumerate().map(|(axis, size)| match axis {
+        1 => group * channels..(group + 1) * channels,
+        _ => 0..*size,
+    });
+    let slices = ranges.map(|range| Slice::new(range.start as isize, Some(range.end as isize), 1));
+    Dispatch::float_slice(value, &slices.collect::<Vec<_>>())
+}
+
 /// Rows of a product whose operand has that shape.
 fn count(product: &Product, shape: &Shape) -> usize {
     match &product.kind {
@@ -118,17 +137,16 @@ pub(super) fn positions(kernel: &Kernel, shape: &Shape) -> Vec<usize> {
         .collect()
 }
 
+/// Rows of one group, from its channels.
 fn patches(
     product: &Product,
     kernel: &Kernel,
     shape: &Shape,
     values: &[f32],
-    group: usize,
     first: usize,
     stride: usize,
 ) -> Vec<f32> {
     let places: usize = kernel.size.iter().product();
-    let channels = product.inputs / places;
     let out = positions(kernel, shape);
     let per_example: usize = out.iter().product();
     let area: usize = shape[2..].iter().product();
@@ -139,7 +157,7 @@ fn patches(
     for (at, row) in all.chunks_exact_mut(product.inputs).enumerate() {
         let position = first + at * stride;
         let example = position / per_example;
-        let start = (example * shape[1] + group * channels) * area;
+        let start = example * shape[1] * area;
         for place in 0..places {
             let Some(offset) = offset(kernel, shape, &out, position % per_example, place) else {
                 continue;

@@ -71,7 +71,7 @@ impl Setting<'_> {
         // Layers are fitted to what the dense network has there.
         let forks = dense.is_none() || candidate != Candidate::Magnitude;
         let mut walk = if forks { walk.with_original() } else { walk };
-        let stops = stops(&walk, self.selection, self.folded);
+        let stops = stops(&walk, self.selection, &self.still(walk.graph()));
         let products = stops
             .values()
             .filter(|stop| matches!(stop, Stop::Product(_)));
@@ -79,7 +79,6 @@ impl Setting<'_> {
         let mut kept = self.magnitude.to_vec();
         let mut layers = Vec::new();
         let mut replaced = HashSet::new();
-        let mut measured = HashSet::new();
         let (mut recalibrated, mut dead) = (0, 0);
         let mut differs = self.mask_what_no_product_reads(&mut walk, &stops, &mut replaced)?;
         while let Some(mut step) = walk
@@ -90,19 +89,22 @@ impl Setting<'_> {
                 Stop::Norm(paths) => {
                     if self.recalibrate(&mut step, paths)? {
                         recalibrated += 1;
-                        measured.extend(paths.clone());
+                        replaced.extend(paths.clone());
                     }
                 }
                 Stop::Product(site) => {
                     let layer = self.layer(&mut step, site, candidate, differs)?;
                     self.write_kept(site, &layer.kept, &mut kept);
-                    self.replace(&mut step, site, &layer)?;
-                    replaced.insert(site.product.parameter.path.clone());
-                    replaced.extend(site.bias.clone());
+                    let is_fitted = layer.report.refitted == Refitted::Fitted;
+                    if is_fitted || layer.kept.contains(&false) {
+                        self.replace(&mut step, site, &layer)?;
+                        replaced.insert(site.product.parameter.path.clone());
+                        replaced.extend(site.bias.clone());
+                        differs = true;
+                    }
                     dead += usize::from(layer.is_dead);
                     layers.push(layer.report);
                     bar.inc(1);
-                    differs = true;
                 }
             }
         }
@@ -126,7 +128,7 @@ impl Setting<'_> {
             }
         };
         let divergences = self.judge(&mut walk, &dense)?;
-        let model = ties::spread(walk.into_model(model), &replaced, &measured);
+        let model = ties::spread(walk.into_model(model), &replaced);
         // What the forward pass does not read has dense values so far.
         let weights = self.selection.flatten(&model)?;
         let mask = Tensor::<1, Bool>::from_data(&kept[..], &weights.device());
@@ -179,6 +181,9 @@ impl Setting<'_> {
                 continue;
             }
             let kept = &self.magnitude[layer.range()];
+            if !kept.contains(&false) {
+                continue;
+            }
             let done = match layer.shape.len() {
                 1 => masked::<1, O>(walk, &layer.path, kept),
                 2 => masked::<2, O>(walk, &layer.path, kept),
@@ -212,6 +217,8 @@ impl Setting<'_> {
             _ if product.is_embedding() => Refitted::NoProduct,
             _ if is_pattern && !site.is_along(self.selection) => Refitted::OtherAxis,
             Candidate::Magnitude => Refitted::Dense,
+            // No other values are nearer to the dense ones, and the ridge would shrink them.
+            _ if !differs && !magnitude.contains(&false) => Refitted::Dense,
             _ => Refitted::Fitted,
         };
         if how != Refitted::Fitted {
@@ -306,7 +313,7 @@ impl Setting<'_> {
             Some(order) => reordered(dense, order),
             None => dense.to_vec(),
         };
-        let config = problem_config(self.pruner, site, gram);
+        let config = problem_config(self.pruner, site, gram, magnitude);
         let problem = LayerProblem::new(gram, &dense, &config)?;
         let in_order = |kept: &[bool]| -> Vec<bool> {
             match order {
@@ -404,8 +411,13 @@ pub(crate) fn is_centered(pruner: &Pruner, site: &Site) -> bool {
     site.bias.is_some() || site.is_normalized && pruner.recalibrate
 }
 
-/// What a layer's problem is made with.
-pub(crate) fn problem_config(pruner: &Pruner, site: &Site, gram: &Gram) -> ProblemConfig {
+/// What a layer's problem is made with; `kept` has as many of its weights as stay.
+pub(crate) fn problem_config(
+    pruner: &Pruner,
+    site: &Site,
+    gram: &Gram,
+    kept: &[bool],
+) -> ProblemConfig {
     let centered = is_centered(pruner, site);
     let variances = gram.target_squares(centered);
     // Outputs that are normalized count by what they vary.
@@ -415,7 +427,11 @@ pub(crate) fn problem_config(pruner: &Pruner, site: &Site, gram: &Gram) -> Probl
     ProblemConfig {
         ridge: pruner.ridge,
         centered,
-        pull: Pull::Zero,
+        // Where all weights stay, those that the inputs say nothing of stay as they are.
+        pull: match kept.contains(&false) {
+            true => Pull::Zero,
+            false => Pull::Dense,
+        },
         importance,
     }
 }

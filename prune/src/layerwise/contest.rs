@@ -35,6 +35,8 @@ pub(crate) struct Best<M> {
     pub(crate) outputs: Vec<Tensor<2>>,
     /// Of one pass over the batches that layers are fitted to.
     pub(crate) multiplications: f64,
+    /// Paths of the BatchNorm layers that keep their statistics.
+    pub(crate) still: HashSet<String>,
 }
 
 impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
@@ -80,6 +82,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
         let mut tried = Tried::default();
         let begun = Instant::now();
         let setting = self.setting(&shared.kept, &all);
+        let still = setting.still(walk.graph());
         let mut attempt = setting.attempt(dense.valid(), walk, first, None)?;
         tried.add(first, &attempt.divergences, begun);
         let outputs = std::mem::take(&mut attempt.dense);
@@ -107,6 +110,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
             tried,
             outputs,
             multiplications,
+            still,
         })
     }
 

@@ -1,5 +1,7 @@
 //! How far the outputs of a pruned network are from those of the dense one.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::activation::softmax;
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_graph::{TensorMapper, Tensors};
@@ -78,22 +80,26 @@ impl Divergences {
 }
 
 /// Divergences of a network that says the same of everything: the mean of the dense outputs, of logits that of
-/// the softmax.
+/// the softmax. Outputs of another width, of longer sequences say, have a mean of their own.
 pub(crate) fn of_the_mean(kind: Outputs, dense: &[Tensor<2>]) -> Result<Divergences, PruneError> {
     let mut divergences = Divergences::default();
-    let Some(first) = dense.first() else {
-        return Ok(divergences);
-    };
-    let [_, width] = first.dims();
-    let all = Tensor::cat(dense.to_vec(), 0).cast(FloatDType::F32);
-    let mean = match kind {
-        Outputs::Logits if width > 1 => softmax(all, 1).mean_dim(0).clamp_min(1e-30).log(),
-        _ => all.mean_dim(0),
-    };
-    let mean = mean.cast(FloatDType::from(first.dtype()));
+    let mut by_width: BTreeMap<usize, Vec<(usize, &Tensor<2>)>> = BTreeMap::new();
     for (batch, dense) in dense.iter().enumerate() {
-        let [places, _] = dense.dims();
-        divergences.add(kind, batch, dense, &mean.clone().expand([places, width]))?;
+        let [_, width] = dense.dims();
+        by_width.entry(width).or_default().push((batch, dense));
+    }
+    for (width, batches) in by_width {
+        let all = batches.iter().map(|(_, dense)| (*dense).clone());
+        let all = Tensor::cat(all.collect(), 0).cast(FloatDType::F32);
+        let mean = match kind {
+            Outputs::Logits if width > 1 => softmax(all, 1).mean_dim(0).clamp_min(1e-30).log(),
+            _ => all.mean_dim(0),
+        };
+        for (batch, dense) in batches {
+            let mean = mean.clone().cast(FloatDType::from(dense.dtype()));
+            let [places, _] = dense.dims();
+            divergences.add(kind, batch, dense, &mean.expand([places, width]))?;
+        }
     }
     Ok(divergences)
 }

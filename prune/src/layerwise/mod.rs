@@ -45,9 +45,9 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 /// The network is walked through once, all calibration examples at each layer. A layer gets the
 /// weights that best reproduce the dense layer's outputs from the inputs that the layers before it,
 /// pruned already, give: the support by best-subset search on XᵀX, its values by least squares. Biases
-/// follow, and the running statistics of BatchNorm are measured anew on the way. The last layer before a
-/// residual sum also makes up for what pruning changed in the other summand, where a BatchNorm is between
-/// them. How many weights a layer keeps is what magnitude over the whole network would leave it, or
+/// follow, and the running statistics of BatchNorm behind them are measured anew on the way. The last layer
+/// before a residual sum also makes up for what pruning changed in the other summand, where a BatchNorm is
+/// between them. How many weights a layer keeps is what magnitude over the whole network would leave it, or
 /// [layer-adaptive magnitude](Shares::Lamp) where that changes the outputs less.
 ///
 /// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the
@@ -84,8 +84,10 @@ pub struct Pruner {
     pub support: SupportMethod,
     /// Whether values are fitted. Default: yes.
     pub refit: bool,
-    /// Whether running statistics of BatchNorm are measured anew; not of one that was folded into the layer
-    /// before it. Default: yes.
+    /// Whether running statistics of a BatchNorm are measured anew where pruned weights come before it. Where
+    /// none do they stay: what is behind was trained with them. So do those of a BatchNorm that is called
+    /// several times, since none are those of every call, and of one that was folded into the layer before it.
+    /// Default: yes.
     pub recalibrate: bool,
     /// How many weights each layer keeps. Default: [`Shares::Auto`].
     pub shares: Shares,

@@ -1,12 +1,15 @@
 //! Running statistics of a BatchNorm, measured anew on the way.
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr};
+use std::collections::HashSet;
+
+use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorId};
 use burn::tensor::Tensor;
 use burn_lean_graph::{Graph, GraphError, Node, Pass, Step, Tensors};
 
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::failed;
+use crate::layerwise::stops::is_read_once;
 
 /// Values that are summed in F32.
 const PART: usize = 1024;
@@ -24,6 +27,39 @@ pub(crate) fn statistics(graph: &Graph, node: &Node<'_>) -> Option<[String; 2]> 
         found.map(|one| one.path.clone())
     };
     Some([path(norm.mean.id)?, path(norm.variance.id)?])
+}
+
+/// The path of the layer that has these statistics.
+pub(crate) fn layer(statistics: &[String; 2]) -> &str {
+    let [mean, _] = statistics;
+    mean.rsplit_once('.').map_or("", |(layer, _)| layer)
+}
+
+/// Paths of the BatchNorm layers that keep their statistics: those with no weight before them that `is_pruned`,
+/// since what is behind them was trained with them, and those that are called several times, of which no
+/// statistics are those of every call.
+pub(crate) fn still(graph: &Graph, is_pruned: impl Fn(&str) -> bool) -> HashSet<String> {
+    let pruned = graph.parameters().iter().filter(|one| is_pruned(&one.path));
+    let mut changed: HashSet<TensorId> = pruned.map(|one| one.tensor).collect();
+    let read_once = |path: &String| {
+        let mut found = graph.parameters().iter().filter(|one| one.path == *path);
+        found.all(|one| is_read_once(graph, one.id))
+    };
+    let mut still = HashSet::new();
+    for node in graph.nodes() {
+        let operation = node.operation();
+        if let Some(paths) = statistics(graph, &node) {
+            let mut operands = operation.inputs();
+            let is_behind = operands.next().is_some_and(|x| changed.contains(&x.id));
+            if !is_behind || !paths.iter().all(read_once) {
+                still.insert(layer(&paths).to_string());
+            }
+        }
+        if operation.inputs().any(|read| changed.contains(&read.id)) {
+            changed.extend(operation.outputs().map(|made| made.id));
+        }
+    }
+    still
 }
 
 /// Replaces the running statistics by those of what arrives now, over the first `batches`; whether it

@@ -121,7 +121,7 @@ pub struct LayerwiseLayer {
 pub enum Refitted {
     /// Fitted to the outputs of the dense layer.
     Fitted,
-    /// Dense values, as the candidate says.
+    /// Dense values: the candidate says so, or all of them are kept and nothing before them has changed.
     Dense,
     /// Dense values: several operations read the weight.
     Shared,

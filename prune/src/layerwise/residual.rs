@@ -75,7 +75,7 @@ pub(crate) fn gains<O: Tensors>(
     Ok(gains.collect())
 }
 
-/// These channels of the other summand, and how many places each has in an example.
+/// These channels of the other summand, and how many places follow each other in one of them.
 fn values<O: Tensors>(
     residual: &Residual,
     step: &mut Step<'_, O>,
@@ -92,8 +92,13 @@ fn values<O: Tensors>(
         Ok((read(own)?, area))
     }
     let (id, batch, channels) = (residual.other, rows.batch, &rows.channels);
+    // Channels come last, also of tokens whose rows the product and its BatchNorm have as one axis.
+    if residual.axis + 1 == residual.rank {
+        let all = step.tensor_rows(batch, id, pass).map_err(failed)?;
+        let own = all.narrow(1, channels.start, channels.len());
+        return Ok((read(own)?, 1));
+    }
     match residual.rank {
-        2 => of(step.tensor::<2>(batch, id, pass), channels),
         3 => of(step.tensor::<3>(batch, id, pass), channels),
         4 => of(step.tensor::<4>(batch, id, pass), channels),
         _ => of(step.tensor::<5>(batch, id, pass), channels),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_lean_graph::{Pass, Step, Tensors, Walk};
+use burn_lean_graph::{Graph, Pass, Step, Tensors, Walk};
 
 use crate::PruneError;
 use crate::layerwise::attempt::Setting;
@@ -13,14 +13,14 @@ use crate::layerwise::stops::{Stop, stops};
 use crate::layerwise::{failed, norm, ties};
 
 impl Setting<'_> {
-    /// Measures running statistics anew behind weights that stay, and judges.
+    /// Measures running statistics anew behind weights that stay as they are now, and judges.
     pub(crate) fn settle<M: Module, O: Tensors>(
         &self,
         model: M,
         mut walk: Walk<O>,
         dense: &[Tensor<2>],
     ) -> Result<(M, Divergences), PruneError> {
-        let stops = stops(&walk, self.selection, self.folded);
+        let stops = stops(&walk, self.selection, &self.still(walk.graph()));
         let mut measured = HashSet::new();
         while let Some(mut step) = walk
             .advance(|node| matches!(stops.get(&node.index()), Some(Stop::Norm(_))))
@@ -33,8 +33,20 @@ impl Setting<'_> {
             }
         }
         let divergences = self.judge(&mut walk, dense)?;
-        let model = ties::spread(walk.into_model(model), &HashSet::new(), &measured);
+        let model = ties::spread(walk.into_model(model), &measured);
         Ok((model, divergences))
+    }
+
+    /// Paths of the BatchNorm layers that keep their statistics.
+    pub(super) fn still(&self, graph: &Graph) -> HashSet<String> {
+        let layers = self.selection.layout().layers();
+        let is_pruned = |path: &str| {
+            let layer = self.selection.layer_at(path);
+            layer.is_some_and(|at| self.magnitude[layers[at].range()].contains(&false))
+        };
+        let mut still = norm::still(graph, is_pruned);
+        still.extend(self.folded.iter().cloned());
+        still
     }
 
     pub(super) fn recalibrate<O: Tensors>(

@@ -2,8 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
-use burn_lean_graph::{Graph, Node, Product, Residual, Tensors, Walk};
+use burn::backend::ir::{
+    FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorIr,
+};
+use burn::module::ParamId;
+use burn_lean_graph::{Graph, Node, Parameter, Product, Residual, Tensors, Walk};
 
 use crate::layerwise::norm;
 use crate::{LayerKind, Selection};
@@ -13,7 +16,7 @@ use crate::{LayerKind, Selection};
 pub(crate) enum Stop {
     /// The first product with a weight that is pruned.
     Product(Box<Site>),
-    /// A BatchNorm, with the paths of its running statistics.
+    /// A BatchNorm whose running statistics are measured anew, with their paths.
     Norm([String; 2]),
 }
 
@@ -25,7 +28,7 @@ pub(crate) struct Site {
     pub(crate) layer: usize,
     /// Path of a bias that is added to its outputs and to nothing else.
     pub(crate) bias: Option<String>,
-    /// A BatchNorm with running statistics follows, and nothing else reads the outputs.
+    /// A BatchNorm whose statistics are measured anew follows, and nothing else reads the outputs.
     pub(crate) is_normalized: bool,
     /// Several operations read the weight.
     pub(crate) is_shared: bool,
@@ -72,18 +75,18 @@ impl Site {
 
 /// The stops of a walk, by operation.
 ///
-/// BatchNorm layers at the paths of `folded` do no more than shift: they are no stops.
+/// BatchNorm layers at the paths of `still` keep their statistics: they are no stops.
 pub(crate) fn stops<O: Tensors>(
     walk: &Walk<O>,
     selection: &Selection,
-    folded: &HashSet<String>,
+    still: &HashSet<String>,
 ) -> HashMap<usize, Stop> {
     let graph = walk.graph();
     let nodes: Vec<Node<'_>> = graph.nodes().collect();
     let mut stops = HashMap::new();
     for node in &nodes {
         if let Some(paths) = norm::statistics(graph, node)
-            && !folded.contains(paths[0].rsplit_once('.').map_or("", |(norm, _)| norm))
+            && !still.contains(norm::layer(&paths))
         {
             stops.insert(node.index(), Stop::Norm(paths));
         }
@@ -107,7 +110,7 @@ pub(crate) fn stops<O: Tensors>(
             .iter()
             .any(|(_, nodes)| nodes.contains(&product.node));
         let site = Site {
-            bias: bias(graph, node, &readers, product.outputs, path),
+            bias: bias(graph, &product),
             layer,
             is_normalized,
             is_shared,
@@ -119,15 +122,10 @@ pub(crate) fn stops<O: Tensors>(
     stops
 }
 
-/// The bias of a product: its own operand, or what its only reader adds.
-pub(crate) fn bias(
-    graph: &Graph,
-    node: &Node<'_>,
-    readers: &[Node<'_>],
-    outputs: usize,
-    weight: &str,
-) -> Option<String> {
+/// The bias of a product: its own operand, or what its only reader adds, one number to each output.
+pub(crate) fn bias(graph: &Graph, product: &Product) -> Option<String> {
     use ModuleOperationIr::{Conv1d, Conv2d, Conv3d, Linear};
+    let node = graph.node(product.node);
     let own = |bias: &Option<TensorIr>| bias.as_ref().map(|bias| bias.id);
     let id = match node.operation() {
         OperationIr::Module(Linear(o)) => own(&o.bias),
@@ -136,16 +134,51 @@ pub(crate) fn bias(
         OperationIr::Module(Conv3d(o)) => own(&o.bias),
         _ => None,
     };
-    let is_bias = |shape: &[usize], path: &str| *shape == [outputs] && path != weight;
-    let parameter = match (id, readers) {
-        (Some(id), _) => graph.parameters().iter().find(|one| one.tensor == id),
-        (None, [one]) if one.name() == "add" => {
-            one.parameters().find(|one| is_bias(&one.shape, &one.path))
+    let is_bias =
+        |one: &Parameter| one.shape == [product.outputs] && one.path != product.parameter.path;
+    let parameter = match id {
+        Some(id) => graph.parameters().iter().find(|one| one.tensor == id),
+        None => {
+            let readers: Vec<Node<'_>> = node.readers().collect();
+            let [only] = readers[..] else {
+                return None;
+            };
+            if !adds_to_each_output(&node, &only, product) {
+                return None;
+            }
+            only.parameters().find(|one| is_bias(one))
         }
-        _ => None,
     }?;
+    (is_bias(parameter) && is_read_once(graph, parameter.id)).then(|| parameter.path.clone())
+}
+
+/// Whether `reader` adds a tensor to the outputs of a product at `node` that has as many numbers as there are
+/// outputs, along their axis: positions may be as many.
+fn adds_to_each_output(node: &Node<'_>, reader: &Node<'_>, product: &Product) -> bool {
+    let OperationIr::NumericFloat(_, NumericOperationIr::Add(sum)) = reader.operation() else {
+        return false;
+    };
+    let mut made = node.operation().outputs();
+    let added = match made.any(|out| out.id == sum.lhs.id) {
+        true => &sum.rhs.shape,
+        false => &sum.lhs.shape,
+    };
+    let rank = added.num_dims();
+    let axis = match node.operation() {
+        _ if product.is_convolution() => Some(1),
+        // With the weight on the left.
+        OperationIr::Float(_, FloatOperationIr::Matmul(o)) if o.rhs.id == product.input_id() => {
+            rank.checked_sub(2)
+        }
+        _ => rank.checked_sub(1),
+    };
+    let expected = |at: usize| if Some(at) == axis { product.outputs } else { 1 };
+    axis.is_some_and(|axis| axis < rank) && (0..rank).all(|at| added[at] == expected(at))
+}
+
+/// Whether a single operation reads a parameter, through views, wherever in the model it is.
+pub(crate) fn is_read_once(graph: &Graph, id: ParamId) -> bool {
     let reads = graph.nodes().filter(|node| !node.is_view());
-    let readers = reads.filter(|node| node.parameters().any(|one| one.id == parameter.id));
-    (is_bias(&parameter.shape, &parameter.path) && readers.count() == 1)
-        .then(|| parameter.path.clone())
+    let readers = reads.filter(|node| node.parameters().any(|one| one.id == id));
+    readers.count() == 1
 }

@@ -8,18 +8,11 @@ use burn_lean_reparam::{FloatVisitor, PathMapper, Trail, map_with_path, visit_pl
 
 use crate::layerwise::tuning::Values;
 
-/// `model` with the values at `paths`, and the statistics at `measured`, wherever else the same
-/// parameters are: a walk writes them where the forward pass reads them alone.
-///
-/// Of a BatchNorm that is read at several places each has its own statistics.
-pub(crate) fn spread<M: Module>(
-    model: M,
-    paths: &HashSet<String>,
-    measured: &HashSet<String>,
-) -> M {
+/// `model` with the values at `paths`, running statistics among them, wherever else the same parameters are:
+/// a walk writes them where the forward pass reads them alone.
+pub(crate) fn spread<M: Module>(model: M, paths: &HashSet<String>) -> M {
     let mut spread = Spread {
         paths,
-        measured,
         values: Values::default(),
     };
     visit_plain_floats(&model, &mut spread);
@@ -28,23 +21,19 @@ pub(crate) fn spread<M: Module>(
 
 struct Spread<'a> {
     paths: &'a HashSet<String>,
-    measured: &'a HashSet<String>,
     values: Values,
 }
 
 impl FloatVisitor for Spread<'_> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        if self.paths.contains(path) || self.measured.contains(path) {
+        if self.paths.contains(path) {
             self.values.visit_float(param);
         }
     }
 }
 
 impl PathMapper for Spread<'_> {
-    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.measured.contains(&at.path()) {
-            true => param,
-            false => self.values.map_float(param),
-        }
+    fn float<const D: usize>(&mut self, _at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.values.map_float(param)
     }
 }

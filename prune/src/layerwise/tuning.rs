@@ -1,6 +1,6 @@
 //! Values tuned together: gradients of the distance from the dense network's outputs, no labels.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -40,6 +40,8 @@ struct Tuning<'a, M, I, O> {
     passes: usize,
     /// Outputs of the dense network.
     dense: &'a [Tensor<2>],
+    /// Paths of the BatchNorm layers that keep their statistics.
+    still: &'a HashSet<String>,
     /// The steps of a pass: a batch, and which of its examples; see [`division::steps`].
     steps: Vec<(usize, Range<usize>)>,
 }
@@ -77,6 +79,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
             only: (self.pruner.group.as_ref()).map(|_| self.selection.ids().to_vec()),
             passes,
             dense: &best.outputs,
+            still: &best.still,
             steps: division::steps(
                 &calibration.dense,
                 &calibration.forward,
@@ -150,13 +153,13 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
 
     /// A copy of `model`, tuned in so many passes towards the dense network's outputs, and the number of steps that were taken.
     ///
-    /// BatchNorm works on the statistics of the batch.
+    /// BatchNorm works on the statistics of the batch, where they are measured anew afterwards.
     fn tune(&self, passes: usize, loss: Loss, model: &M) -> Result<(M, usize), PruneError> {
         let (contest, pruner) = (self.contest, self.contest.pruner);
         let (batches, forward) = (contest.calibration.to_fit(), contest.calibration.forward);
         let rate = RATE * self.typical_weight(model)?;
         let mut trains = OnlyBatchNormTrains {
-            except: contest.folded.clone(),
+            except: self.still.clone(),
             none: !pruner.recalibrate,
         };
         // Burn shares running statistics between clones, and copies them here.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
-use burn_lean_graph::{Node, Pass, Product, Recording, Tensors, UnitAxis, Walk, cloned};
+use burn_lean_graph::{Pass, Product, Recording, Tensors, UnitAxis, Walk, cloned};
 
 use crate::PruneError;
 use crate::host::read;
@@ -110,17 +110,8 @@ fn input_axis(product: &Product) -> usize {
 /// The biases of products, by their places in the graph.
 fn biases<O: Tensors>(walk: &Walk<O>) -> HashMap<usize, ParamId> {
     let graph = walk.graph();
-    let nodes: Vec<Node<'_>> = graph.nodes().collect();
     let of = |product: &Product| {
-        let node = &nodes[product.node];
-        let readers: Vec<Node<'_>> = node.readers().collect();
-        let path = bias(
-            graph,
-            node,
-            &readers,
-            product.outputs,
-            &product.parameter.path,
-        )?;
+        let path = bias(graph, product)?;
         let mut parameters = graph.parameters().iter();
         parameters
             .find(|parameter| parameter.path == path)

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorData};
+use burn_lean_graph::hooks;
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, catch_quietly, each_float,
     map_with_path, visit_floats, visit_with_path,
@@ -159,7 +160,7 @@ fn averages<M: Module, B: Batch, O>(
             Some(device) => batch.clone().to_device(device),
             None => batch.clone(),
         };
-        catch_quietly(|| drop(forward(&model, &batch)))
+        catch_quietly(|| hooks::without_freezing(|| drop(forward(&model, &batch))))
             .map_err(PruneError::panics("forward pass"))?;
         Statistics::of(&model.valid(), &folded)
     };
@@ -193,6 +194,11 @@ fn averages<M: Module, B: Batch, O>(
         return Err(PruneError::NoSamples);
     }
     let averages = averages.finish();
+    if averages.0.is_empty() {
+        tracing::warn!(
+            "no BatchNorm of the model looked at a batch: the statistics stay as they are"
+        );
+    }
     match averages.broken() {
         None => Ok(Some(averages)),
         Some(id) => Err(PruneError::NonFiniteStatistics {

@@ -24,7 +24,9 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::{Tensors, record};
-use burn_lean_reparam::{PathMapper, Rejected, Trail, each_float, map_with_path, own_copy, settle};
+use burn_lean_reparam::{
+    Attached, PathMapper, Rejected, Trail, attached, each_float, map_with_path, own_copy, settle,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
@@ -124,7 +126,7 @@ pub fn fold_for<M: Module, I: Tensors, O: Tensors>(
 ///
 /// Each with the model inside: [`QuantError::UnknownParameter`] when a path names no layer or no batch
 /// normalization, [`QuantError::UnsupportedLayer`] for a layer of another kind or one that carries
-/// a reparameterization, [`QuantError::ChannelMismatch`], [`QuantError::NonFinite`] when γ/√(σ²+ε)
+/// a reparameterization other than the mask of a weight or the cast of a region, [`QuantError::ChannelMismatch`], [`QuantError::NonFinite`] when γ/√(σ²+ε)
 /// or a folded number is not finite, [`QuantError::InvalidConfig`] for a bad epsilon or a
 /// normalization that is named twice.
 ///
@@ -218,6 +220,7 @@ struct Plan {
 
 fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
     let parameters = float_parameters::list(model);
+    let carried = attached(model);
     let stored = Stored::of(model);
     let mut plan = Plan {
         values: HashMap::new(),
@@ -226,7 +229,7 @@ fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
     // Read at once: a walk through the model for each pair takes time of their number squared.
     let read = float_parameters::read(model, &named(&parameters, pairs))?;
     for pair in pairs {
-        fold_pair(&parameters, (&stored, &read), pair, &mut plan)?;
+        fold_pair((&parameters, &carried), (&stored, &read), pair, &mut plan)?;
     }
     Ok(plan)
 }
@@ -245,7 +248,7 @@ fn named(parameters: &[FloatParameter], pairs: &[FoldPair]) -> Vec<String> {
 }
 
 fn fold_pair(
-    parameters: &[FloatParameter],
+    (parameters, carried): (&[FloatParameter], &[Attached]),
     (stored, read): (&Stored, &HashMap<String, HostTensor>),
     pair: &FoldPair,
     plan: &mut Plan,
@@ -271,7 +274,9 @@ fn fold_pair(
     }
     let weight_parameter = float_parameters::find(parameters, &weight_path)?.clone();
     let layout = ChannelLayout::of(&weight_parameter)?;
-    refuse_reparameterized(parameters, &weight_path)?;
+    for path in [&weight_path, &bias_path, &gamma, &beta] {
+        refuse_reparameterized((parameters, carried), path, path == &weight_path)?;
+    }
     let has_bias = parameters.iter().any(|p| p.path == bias_path);
     for path in [&gamma, &beta, &mean, &variance] {
         float_parameters::find(parameters, path)?;
@@ -385,21 +390,35 @@ fn neutral_variance(epsilon: f64) -> f32 {
     neighbours.into_iter().find(is_neutral).unwrap_or(exact)
 }
 
-pub(crate) fn refuse_reparameterized(
-    parameters: &[FloatParameter],
-    weight: &str,
+/// A factor for each channel passes through the mask of a weight, and through casts; an offset, or a number in
+/// another's place, through casts alone.
+fn refuse_reparameterized(
+    (parameters, carried): (&[FloatParameter], &[Attached]),
+    path: &str,
+    is_weight: bool,
 ) -> Result<(), QuantError> {
-    let prefix = format!("{weight}.");
-    match parameters
-        .iter()
-        .any(|p| p.nested && p.path.starts_with(&prefix))
-    {
-        false => Ok(()),
-        true => Err(QuantError::UnsupportedLayer {
-            path: weight.to_string(),
-            reason:
-                "it carries a reparameterization; do this before `prepare`, or `materialize` first"
-                    .into(),
+    let holds_floats = || {
+        let prefix = format!("{path}.");
+        let mut parameters = parameters.iter();
+        parameters.any(|one| one.nested && one.path.starts_with(&prefix))
+    };
+    let passes = |one: &Attached| match one.name.as_str() {
+        "master_weight" => true,
+        "mask" => is_weight,
+        // Of these two; adapters and quantizers have numbers of their own.
+        "chain" => is_weight && !holds_floats(),
+        _ => false,
+    };
+    let mut carried = carried.iter().filter(|one| one.path == path);
+    match carried.find(|one| !passes(one)) {
+        None => Ok(()),
+        Some(one) => Err(QuantError::UnsupportedLayer {
+            path: path.to_string(),
+            reason: format!(
+                "it carries a reparameterization, `{}`; do this before `prepare`, or `materialize` \
+                 first",
+                one.name
+            ),
         }),
     }
 }

@@ -8,7 +8,7 @@ mod qparams;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_graph::{Role, hooks::ForwardPass};
 
 use crate::module::control::{Control, Mode};
@@ -175,7 +175,9 @@ impl FakeQuantize {
     pub(crate) fn new(config: FakeQuantizeConfig, groups: usize, device: &Device) -> Self {
         let parameter = |wanted: bool, value: f32| {
             let options = (device, DType::F32);
-            wanted.then(|| Param::from_tensor(Tensor::full([groups], value, options)))
+            let of = || Param::from_tensor(Tensor::full([groups], value, options));
+            // Also of a record in half.
+            wanted.then(|| of().load_mapper(|value| value.cast(FloatDType::F32)))
         };
         Self {
             path: String::new(),

@@ -91,7 +91,7 @@ impl QuantizedForward {
     /// Records each forward pass once for the shapes of its inputs, not in every step.
     ///
     /// Numbers that the forward pass makes on the host, and plain tensors of the model, stay as they were recorded; where
-    /// they are others at the 8th use, the 16th and so on, a warning says so and it is recorded in every step from
+    /// they are others at the 2nd use, the 4th and so on, a warning says so and it is recorded in every step from
     /// then on. The 64 recordings that
     /// were used last are kept. Functions behind a pointer (`fn`, `dyn Fn`) are recorded in every step.
     pub fn cached(mut self) -> Self {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::{FakeQuantize, State};
 use crate::fake::{fake_quantize_learned, to_codes};
@@ -200,7 +200,7 @@ impl FakeQuantize {
             && let Some(scale) = &state.learned_scale
         {
             let qparams = QuantParams {
-                scale: scale.val(),
+                scale: in_f32(scale.val()),
                 zero_point: self.zero_point(&state),
             };
             let gradient = LearnedGradient::lsq(scheme, &x.dims())?;
@@ -255,13 +255,21 @@ impl FakeQuantize {
     pub(super) fn zero_point(&self, state: &State) -> Tensor<1> {
         let scheme = &self.config.scheme;
         match &state.learned_zero_point {
-            Some(zero_point) => zero_point.val(),
+            Some(zero_point) => in_f32(zero_point.val()),
             None if scheme.mapping.is_symmetric() => {
                 let like = state.observer.range().min;
                 like.full_like(scheme.symmetric_zero_point())
             }
             None => state.observed_qparams(scheme).zero_point,
         }
+    }
+}
+
+/// A learned number of a model that was cast to half as a whole.
+pub(super) fn in_f32(learned: Tensor<1>) -> Tensor<1> {
+    match learned.dtype() {
+        DType::F32 => learned,
+        _ => learned.cast(FloatDType::F32),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::forward::in_f32;
 use super::{FakeQuantize, State};
 use crate::range::observer::read;
 use crate::{
@@ -49,7 +50,7 @@ impl FakeQuantize {
             && let Some(scale) = &state.learned_scale
         {
             let scheme = &self.config.scheme;
-            let scale = scale.val().without_autodiff();
+            let scale = in_f32(scale.val()).without_autodiff();
             if !read(scale.clone())?.iter().all(|scale| scale.is_finite()) {
                 return Err(QuantError::NonFinite { what: "scale" });
             }
