@@ -114,18 +114,23 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         .as_deref()
         .map(Pretrained::create)
         .transpose()?;
+    let expected = cli.check.as_deref().map(Expected::load).transpose()?;
     let Loaded {
         model,
         sizes,
         calibration,
         eval,
-    } = load(cli, &device)?;
+    } = load(
+        cli,
+        expected.as_ref().map_or(0, Expected::positions),
+        &device,
+    )?;
     let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
     let windows = calibration.count();
     // A window without its last token, which is nobody's input.
     let batches = batches(&calibration, windows, cli.batch, &device);
-    if let Some(file) = &cli.check {
-        let found = Expected::load(file)?.check(&model, &eval, cli.batch, &device)?;
+    if let (Some(file), Some(expected)) = (&cli.check, expected) {
+        let found = expected.check(&model, &eval, cli.batch, &device)?;
         println!(
             "as in {}: logits within {:.1e}, log-likelihoods within {:.1e}, {} generated tokens",
             file.display(),
@@ -266,7 +271,8 @@ struct Loaded {
     eval: Windows,
 }
 
-fn load(cli: &Cli, device: &Device) -> Result<Loaded, Box<dyn Error>> {
+/// `positions` is how many there are at least.
+fn load(cli: &Cli, positions: usize, device: &Device) -> Result<Loaded, Box<dyn Error>> {
     let (Some(checkpoint), Some(tokens)) = (&cli.checkpoint, &cli.tokens) else {
         let sizes = own::sizes(cli.generate);
         let (calibration, eval) = own::windows();
@@ -279,7 +285,8 @@ fn load(cli: &Cli, device: &Device) -> Result<Loaded, Box<dyn Error>> {
     };
     let calibration = Windows::load(tokens, "calibration")?;
     let eval = Windows::load(tokens, "eval")?;
-    let positions = calibration.length.max(eval.length).max(cli.generate + 1);
+    let longest = calibration.length.max(eval.length);
+    let positions = longest.max(cli.generate + 1).max(positions);
     let checkpoint = opened(cli, checkpoint, positions)?;
     calibration.check("calibration", checkpoint.sizes.vocabulary)?;
     eval.check("eval", checkpoint.sizes.vocabulary)?;

@@ -1,4 +1,4 @@
-//! `amp`, `quant` and `prune` on a device whose default float is F16: master weights, statistics,
+//! `amp`, `quant`, `prune` and `oneshot` on a device whose default float is F16: master weights, statistics,
 //! scales and the regression are F32 all the same. A process configures a device once, so this one has a test binary of its own.
 
 #![cfg(feature = "ndarray")]
@@ -10,6 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
+use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Layout, Method,
     Problem, Pruner, RidgeChoice, Selection, SolverConfig, solve, solve_with_ridge,
@@ -40,6 +41,34 @@ fn statistics_and_scales_are_f32_where_the_default_is_f16() {
     allocates(&device);
     prunes(&device);
     prunes_layer_by_layer(&device);
+    saves_what_was_compressed(&device);
+}
+
+/// Values that half precision does not have come back from a file as they are.
+fn saves_what_was_compressed(device: &Device) {
+    struct InF32;
+    impl ModuleMapper for InF32 {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(FloatDType::F32) * 1.001)
+        }
+    }
+    let model = net(device).map(&mut InF32);
+    let x = tensor::<2>(5, [64, 32], device).cast(FloatDType::F32);
+    let forward = |model: &Perceptron, x: Tensor<2>| model.forward(x);
+    let preset = Preset::w4a16(8);
+    let done = OneShot::new(preset).compress(model.clone(), [x], forward);
+    let done = done.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    done.save(&path).unwrap();
+    let loaded = load_compressed(model, &path).unwrap().model;
+    for (found, expected) in [
+        (&loaded.first.weight, &done.model.first.weight),
+        (&loaded.second.weight, &done.model.second.weight),
+    ] {
+        assert_eq!(found.val().dtype(), DType::F32);
+        assert_eq!(values(found.val()), values(expected.val()));
+    }
 }
 
 /// F32 master weights on it train as on any other device.

@@ -38,6 +38,11 @@ pub(crate) struct Deviations {
 }
 
 impl Expected {
+    /// Tokens of the longest text that a model is to say.
+    pub(crate) fn positions(&self) -> usize {
+        self.greedy_from_bos_100.len()
+    }
+
     pub(crate) fn load(file: &Path) -> Result<Self, String> {
         let text = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", file.display()))

@@ -140,6 +140,9 @@ impl Compensation {
         choose: impl Fn(&mut S, usize, &[f64]) -> f64 + Sync,
     ) {
         let (n, rows, width) = (self.order.len(), states.len(), block.len());
+        if width == 0 {
+            return;
+        }
         let mut errors = vec![0.0; rows * width];
         weights
             .par_chunks_exact_mut(n)

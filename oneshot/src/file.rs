@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use burn::module::{Module, Param};
-use burn::tensor::{FloatDType, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use burn_lean_reparam::bits::{pack, unpack};
 use burn_lean_reparam::sealed::seal;
 use burn_lean_reparam::{
@@ -101,7 +101,7 @@ impl FloatVisitor for Changed<'_> {
         let value = param.base();
         // As they are kept in half precision.
         let kept = TensorData::new(weight.stored(), value.shape());
-        let kept = Tensor::<D>::from_data(kept, &value.device()).cast(value.dtype());
+        let kept = Tensor::<D>::from_data(kept, (&value.device(), value.dtype()));
         if floats(kept) != floats(value) {
             self.found = Some(path.into());
         }
@@ -341,8 +341,8 @@ impl PathMapper for Put {
         };
         param.map(|old| {
             let data = TensorData::new(values, old.shape());
-            let dtype = FloatDType::from(old.dtype());
-            let new = Tensor::<D>::from_data(data, &old.device()).cast(dtype);
+            // Not through the default of the device, which may be half.
+            let new = Tensor::<D>::from_data(data, (&old.device(), old.dtype()));
             new.detach().set_require_grad(old.is_require_grad())
         })
     }

@@ -72,7 +72,12 @@ impl<M: Module> Compressed<M> {
             let shape = shapes.get(&weight.path).map_or(&[][..], |shape| shape);
             match Quantizer::of(weight, grid, shape) {
                 Ok(quantizer) => {
-                    overrides.push(quantizer.choice);
+                    // Tokens are rows of linear layers.
+                    let is_float = activations.is_some() && shape.len() > 2;
+                    overrides.push(match is_float {
+                        true => quantizer.choice.with_skip_activation(Some(true)),
+                        false => quantizer.choice,
+                    });
                     qparams.insert(weight.path.clone(), quantizer.qparams);
                 }
                 Err(why) => left_float.push((weight.path.clone(), why)),

@@ -28,7 +28,8 @@ pub struct LayerReport {
     /// Inputs that are zero in every row: their weights cost nothing.
     pub dead_inputs: usize,
     /// Squared error of the outputs against the target, as a fraction of the target's squares. Where inputs
-    /// are rounded, the target is of rounded ones, too: what rounding them costs is not in it. Where nothing
+    /// are rounded, what rounding them costs is in it with the target `Original`, and not with `OwnInputs`,
+    /// which is of rounded ones, too. Where nothing
     /// is asked of calibration data ([`w8a16`](crate::Preset::w8a16)), it is that of the weights themselves.
     #[serde(deserialize_with = "or_nan")]
     pub relative_error: f64,

@@ -139,6 +139,10 @@ impl<'a> Structure<'a> {
         }
         let mut vectors: Vec<String> = Vec::new();
         loop {
+            // Elsewhere a factor for each feature would be one for each place.
+            if !has_features_last(at.operation().outputs().next()?, features) {
+                return None;
+            }
             if let Some(product) = self.products.get(&at.index()) {
                 let usable = self.reads_last_axis(product) && product.outputs == features;
                 return usable.then(|| Producer {
@@ -186,8 +190,11 @@ impl<'a> Structure<'a> {
                         }
                         // A gate: one of the factors comes straight from a product.
                         None if at.name() == "mul" => {
-                            let straight = [second.id, first.id];
-                            straight.into_iter().find(|id| self.is_straight(*id))?
+                            let mut straight = [second, first].into_iter();
+                            let fits = |one: &&TensorIr| {
+                                has_features_last(one, features) && self.is_straight(one.id)
+                            };
+                            straight.find(fits)?.id
                         }
                         None => return None,
                     }
@@ -250,6 +257,10 @@ impl<'a> Structure<'a> {
             operand.shape.last() == Some(&features) && operand.shape.num_elements() == features;
         (parameter.shape.len() == 1 && is_along_features).then(|| path.to_string())
     }
+}
+
+fn has_features_last(tensor: &TensorIr, features: usize) -> bool {
+    tensor.shape.last() == Some(&features)
 }
 
 /// The operand of an operation that gives it another shape, with features as the last axis as before.

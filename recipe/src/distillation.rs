@@ -122,6 +122,17 @@ impl Distillation {
         }
     }
 
+    /// Refuses logits that say nothing: the softmax of one class is 1.
+    pub(crate) fn check_logits(logits: &Tensor<2>) -> Result<(), RecipeError> {
+        match logits.dims() {
+            [_, 0 | 1] => Err(RecipeError::task(
+                "`Task::with_logits` gives one class, of which a distillation learns nothing: of a \
+                 binary classifier with one output z give the two `[0, z]`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The loss of a student in a training loop of one's own, from its loss at the targets `[1]` and the
     /// logits of both, `[…, classes]`, without features; `[1]`.
     ///

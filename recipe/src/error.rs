@@ -64,19 +64,22 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
-    /// A training epoch ended with a loss that is infinite or NaN, in mixed precision after steps that were
+    /// A training epoch ended with a loss or with weights that are infinite or NaN, in mixed precision after steps that were
     /// all skipped. With a state folder the last checkpoint is kept.
     #[error(
-        "`{stage}`, epoch {epoch}: the training has diverged, its last loss is {loss}: lower \
-         `learning_rate`, set `max_norm`, and look for NaN in the batches"
+        "`{stage}`, epoch {epoch}: the training has diverged, its last loss is {loss}{}: lower \
+         `learning_rate`, set `max_norm`, and look for NaN in the batches",
+        .parameter.as_ref().map_or(String::new(), |path| format!(", and `{path}` is not finite"))
     )]
     Diverged {
         /// The stage.
         stage: String,
         /// Its epoch, as progress shows it.
         epoch: usize,
-        /// The last loss.
+        /// The last loss, before the last step.
         loss: f32,
+        /// A parameter with an infinity or NaN, where nothing looks at gradients (without a loss scale).
+        parameter: Option<String>,
     },
     /// A closure of the task failed.
     #[error("{reason}")]

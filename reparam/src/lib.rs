@@ -16,6 +16,7 @@
 //! - [`attached`]: which parameters already carry one, and its name;
 //! - [`Training`]: which parts of a model train;
 //! - [`join_copies`]: one tensor in all copies of a parameter;
+//! - [`column_layout`]: weights that records hold transposed, made ready to load;
 //! - [`Rejected`]: an error that gives the caller's model back;
 //! - [`Files`]: files that are complete or not there.
 //!
@@ -49,6 +50,7 @@ mod attach;
 pub mod bits;
 mod capture;
 mod chain;
+pub mod column_layout;
 mod files;
 mod find;
 mod floats;

@@ -370,14 +370,23 @@ fn numbers_out_of_range_are_refused_by_field() {
         };
         assert_eq!(field, expected);
     }
-    assert!(
-        GradScalerConfig::new(LossScale::Static(-1.0))
-            .init()
-            .is_err()
-    );
-    let config = GradScalerConfig::new(LossScale::None);
-    assert!(config.clone().with_max_norm(Some(0.0)).init().is_err());
-    assert!(config.with_max_consecutive_skips(Some(0)).init().is_err());
+    let fixed = GradScalerConfig::new(LossScale::Static(-1.0));
+    let none = GradScalerConfig::new(LossScale::None);
+    let bad = [
+        ("static loss scale", fixed),
+        ("max_norm", none.clone().with_max_norm(Some(0.0))),
+        (
+            "max_consecutive_skips",
+            none.with_max_consecutive_skips(Some(0)),
+        ),
+    ];
+    for (expected, config) in bad {
+        let error = config.init().unwrap_err();
+        let AmpError::InvalidConfig { field, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(field, expected);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use burn_lean::amp::{Autocast, Precision, full_precision};
 
 use crate::model::Mlp;
 use crate::run::emulating;
-use crate::support::{on_tracked, tensor, values};
+use crate::support::{farthest, on_tracked, tensor, values};
 
 /// Angles as Llama's code makes them: a product that half precision has no digits for.
 #[test]
@@ -29,8 +29,7 @@ fn full_precision_keeps_a_product_of_a_run_in_f32() {
         for dtype in [FloatDType::F16, FloatDType::BF16] {
             let autocast = emulating(dtype);
             let found = autocast.run(&model, input(), forward).unwrap();
-            let off = values(found - expected.clone());
-            let worst = off.iter().fold(0f32, |worst, off| worst.max(off.abs()));
+            let worst = farthest(&values(found), &values(expected.clone()));
             assert!(worst < 0.05, "{dtype:?}: {worst}");
             let operations = autocast.explain(&model, input(), forward).unwrap();
             let products: Vec<_> = operations

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use burn::module::{Module, Param, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Checkpoints, GradScaler, GradScalerConfig, ResumableOptimizer};
 
 use crate::model::{Mlp, bits, gradients, prepared};
+use crate::support::{tensor, values, with_numbers};
 
 const STEPS: u64 = 12;
 const FOLDER: &str = "BURN_LEAN_TEST_CHECKPOINTS";
@@ -465,4 +467,45 @@ fn groups_that_name_identities_are_made_of_the_loaded_model() {
     // Without decay, and with it: 4 · (1 − 0.5 · 0.5).
     assert_eq!(values(model.weight.val().flatten(0, 1)), [1.0, 2.0]);
     assert_eq!(values(model.bias.unwrap().val()), [3.0]);
+}
+
+/// Its record is transposed: Burn compares the shape with that of the weight, once it was used.
+#[test]
+fn a_layer_in_column_layout_goes_on_from_its_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    let device = Device::flex().autodiff();
+    let new = |seed: u64| -> Linear {
+        let config = LinearConfig::new(16, 8).with_layout(LinearLayout::Col);
+        with_numbers(config.init(&device), seed)
+    };
+    let optimizer = || {
+        let config = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        config.init()
+    };
+    let step = |seed: u64, layer: Linear, optim: &mut ModuleOptimizer, scaler: &mut GradScaler| {
+        let x = tensor::<2>(seed, [4, 16], &device);
+        let loss = (layer.forward(x) - 1.0).square().mean();
+        let loss = scaler.scale(loss).unwrap();
+        let grads = GradientsParams::from_grads(loss.backward(), &layer);
+        scaler.step(optim, 0.05, layer, grads).unwrap()
+    };
+    let mut optim = optimizer();
+    let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let trained = step(3, new(1), &mut optim, &mut scaler);
+    checkpoints.save(1, &trained, &optim, &scaler).unwrap();
+
+    let loaded = checkpoints.load(1, new(2), optimizer());
+    let (loaded, mut loaded_optim, mut loaded_scaler) = loaded.unwrap();
+    let weight = |layer: &Linear| values(layer.weight.val());
+    assert_eq!(loaded.weight.dims(), [16, 8]);
+    assert_eq!(bits(&loaded), bits(&trained));
+    assert!(loaded.weight.val().is_require_grad());
+
+    let before = weight(&trained);
+    let expected = weight(&step(4, trained, &mut optim, &mut scaler));
+    let found = weight(&step(4, loaded, &mut loaded_optim, &mut loaded_scaler));
+    assert_ne!(expected, before);
+    // Not to the last bit: a transposed matrix is multiplied in another order.
+    assert_near!(found.into_iter(), expected, 1e-5);
 }

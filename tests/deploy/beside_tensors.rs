@@ -82,7 +82,7 @@ fn an_option_is_another_recording_where_it_is_none() {
     let mut engine = config
         .compile(Export::record(&layer, &with, Layer::gated).unwrap())
         .unwrap();
-    assert!(engine.run(&without).is_err());
+    assert_matches!(engine.run(&without), Err(DeployError::Mismatch { .. }));
     let other = Export::record(&layer, &without, Layer::gated).unwrap();
     engine.add(other).unwrap();
     close(engine.run(&without).unwrap(), layer.gated(without.clone()));

@@ -13,7 +13,7 @@ use burn_lean::quant::{PtqConfig, QuantizedForward, fold_for};
 
 use crate::image_set::{Batch, ImageSet, Images};
 use crate::judge::{for_the_judge, output_step};
-use crate::support::{each_device, scratch, values, with_numbers};
+use crate::support::{each_device, farthest, scratch, values, with_numbers};
 
 /// Convolutions with batch normalization, and nothing that knows of quantization.
 #[derive(Module, Debug)]
@@ -90,8 +90,7 @@ impl Logits {
     /// The same classes, and within one step.
     fn judge(&self, found: &Self, who: &str) {
         assert_eq!(found.classes(), self.classes(), "{who}");
-        let pairs = found.0.iter().zip(&self.0);
-        let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let off = farthest(&found.0, &self.0);
         let step = output_step(&self.0);
         println!("{who}: {off:.2e} of {step:.2e}");
         assert!(off <= step, "{who}: {off} is more than a step of {step}");
@@ -117,6 +116,7 @@ fn all_test_digits_have_the_class_of_the_fake_quantized_model() {
         let record = || Export::record(&net, &some, |net: &Net, x| net.forward(x)).unwrap();
         let (_folder, path) = scratch("digits.onnx");
         let written = record().to_onnx(Form::Qdq).unwrap();
+        assert_eq!(written.layers.len(), 3);
         assert!(
             written
                 .layers
@@ -133,6 +133,7 @@ fn all_test_digits_have_the_class_of_the_fake_quantized_model() {
         let config = integer.with_backend(Some(Backend::Own));
         let engine = config.compile(record()).unwrap();
         let report = engine.report();
+        assert_eq!(report.layers.len(), 3, "{report}");
         let mut layers = report.layers.iter();
         let all = layers.all(|layer| layer.execution == Execution::Integer);
         assert!(all, "{report}");

@@ -269,6 +269,10 @@ fn quantized_recurrences_take_sequences_of_any_length() {
             let layers = engine.report().layers;
             let is_integer = |layer: &LayerReport| layer.execution == Execution::Integer;
             assert!(layers.iter().all(is_integer), "{layers:?}");
+            for part in ["conv.", "lstm.", "head."] {
+                let is_there = layers.iter().any(|layer| layer.path.starts_with(part));
+                assert!(is_there, "{part}: {layers:?}");
+            }
             for size in [[2, 12], [1, 1], [3, 40]] {
                 let x = of(size);
                 let fake = QuantizedForward::new()

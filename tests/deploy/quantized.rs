@@ -20,7 +20,7 @@ use burn_lean::quant::{
 };
 
 use crate::judge::{close, for_the_judge, operators, output_step, within_a_step};
-use crate::support::{each_device, numbers, scratch, tensor, values, with_numbers};
+use crate::support::{each_device, farthest, numbers, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -561,8 +561,7 @@ fn the_fastest_form_gives_close_numbers_and_says_what_it_chose() {
     }
     let found = values(engine.run(&x).unwrap());
     let fake = values(net.forward(x));
-    let off = found.iter().zip(&fake).map(|(a, b)| (a - b).abs());
-    let off = off.fold(0.0, f32::max);
+    let off = farthest(&found, &fake);
     let bound = rounding(&net);
     assert!(off <= bound, "{off} {bound}");
 }

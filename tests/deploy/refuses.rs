@@ -9,8 +9,8 @@ use burn_lean::deploy::{
     Quantization, integer_kernels,
 };
 use burn_lean::quant::{
-    Granularity, NumberFormat, PtqConfig, QuantParams, QuantizedForward, QuantizedTensor, Scheme,
-    integer::Grid,
+    Granularity, NumberFormat, PtqConfig, QuantError, QuantParams, QuantizedForward,
+    QuantizedTensor, Scheme, integer::Grid,
 };
 
 use crate::judge::Nothing;
@@ -329,7 +329,13 @@ fn a_grid_that_no_byte_holds_is_refused_with_its_path() {
     for wide in [grid(300, 0, 1023), grid(0, -256, 255)] {
         assert_says!(written(wide).unwrap_err(), "`weight`");
     }
-    assert!(written(grid(7, 0, 6)).is_err());
+    assert_matches!(
+        written(grid(7, 0, 6)),
+        Err(DeployError::Quant(QuantError::InvalidConfig {
+            field: "zero_point",
+            ..
+        }))
+    );
     assert!(written(grid(3, 0, 15)).is_ok());
     assert!(written(grid(-3, -8, 7)).is_ok());
 }

@@ -271,7 +271,12 @@ fn quantizes(
         .unwrap();
     prop_assert!(!sound || finite(y.clone()), "{:?}", values(y));
     let convert = ConvertConfig::new().with_unsupported(Unsupported::KeepFakeQuantized);
-    let _ = convert.convert(quantized);
+    if let Ok((converted, _)) = convert.convert(quantized) {
+        let y = run
+            .run(&converted, x(), |net: &Net, x| net.forward(x))
+            .unwrap();
+        prop_assert!(!sound || finite(y.clone()), "converted: {:?}", values(y));
+    }
     Ok(true)
 }
 

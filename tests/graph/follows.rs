@@ -15,9 +15,7 @@ use crate::models::{ConvNet, Decoder, Recurrent};
 use crate::support::{
     Target, each_device, gradients, on_tracked, parameters, seeded, tensor, values, with_numbers,
 };
-
-/// Relative error of F32 sums in another order.
-const ROUNDING: f32 = 1e-5;
+use crate::walk::{near, near_at};
 
 /// Executes `loss` from a recording, and compares it with the model's own pass.
 fn same_as_own<M: Module, I: Tensors + Clone>(
@@ -63,21 +61,6 @@ fn same_states<M: Module>(own: &M, other: &M) {
     let (own, other) = (parameters(&own.valid()), parameters(&other.valid()));
     for (own, other) in own.iter().zip(&other) {
         near(&own.values, &other.values, &own.path);
-    }
-}
-
-fn near(expected: &[f32], found: &[f32], what: &str) {
-    let size = expected.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
-    near_at(size, expected, found, what);
-}
-
-fn near_at(size: f32, expected: &[f32], found: &[f32], what: &str) {
-    assert_eq!(expected.len(), found.len(), "{what}");
-    for (expected, found) in expected.iter().zip(found) {
-        assert!(
-            (expected - found).abs() <= ROUNDING * size,
-            "{what}: {found} instead of {expected}"
-        );
     }
 }
 

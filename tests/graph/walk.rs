@@ -14,6 +14,11 @@ pub(crate) const ROUNDING: f32 = 1e-5;
 
 pub(crate) fn near(expected: &[f32], found: &[f32], what: &str) {
     let size = expected.iter().fold(1e-3f32, |most, x| most.max(x.abs()));
+    near_at(size, expected, found, what);
+}
+
+/// [`near`], of numbers of this size.
+pub(crate) fn near_at(size: f32, expected: &[f32], found: &[f32], what: &str) {
     assert_eq!(expected.len(), found.len(), "{what}");
     for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
         let error = (expected - found).abs();

@@ -7,6 +7,14 @@ use burn_lean::layerwise::{
 
 use crate::naive::Layer;
 
+fn mismatch(what: &'static str, expected: usize, found: usize) -> LayerwiseError {
+    LayerwiseError::Mismatch {
+        what,
+        expected,
+        found,
+    }
+}
+
 #[test]
 fn rows_that_do_not_fit_are_refused_whole() {
     let mut gram = Gram::new(3);
@@ -33,7 +41,8 @@ fn rows_that_do_not_fit_are_refused_whole() {
             ..
         }
     );
-    assert!(targets.merge(&gram).is_err());
+    let error = targets.merge(&gram).unwrap_err();
+    assert_eq!(error, mismatch("outputs", 2, 0));
 }
 
 #[test]
@@ -171,16 +180,24 @@ fn shapes_that_do_not_fit_are_refused() {
         refused(Keep::NOfM { n: 4, m: 3 }),
         LayerwiseError::KeepsTooMany { .. }
     );
-    assert!(Support::new(6, vec![true; 13]).is_err());
+    let error = Support::new(6, vec![true; 13]).unwrap_err();
+    assert_eq!(error, mismatch("weights in whole rows", 12, 13));
     let small = Support::full(1, 6);
-    assert_matches!(
-        back_solve(&problem, &small),
-        Err(LayerwiseError::Mismatch { .. })
+    let of_support = mismatch("weights of the support", 12, 6);
+    assert_eq!(back_solve(&problem, &small).unwrap_err(), of_support);
+    assert_eq!(masked(&problem, &small).unwrap_err(), of_support);
+    let groups = Keep::NOfM { n: 1, m: 4 };
+    assert_eq!(
+        groups.highest(&[0.0; 12], 6).unwrap_err(),
+        LayerwiseError::DoesNotDivide {
+            group: 4,
+            features: 6
+        }
     );
-    assert!(masked(&problem, &small).is_err());
-    assert!(Keep::NOfM { n: 1, m: 4 }.highest(&[0.0; 12], 6).is_err());
-    assert!(Keep::Weights(1).highest(&[0.0; 13], 6).is_err());
-    assert!(problem.objective(&[0.0; 5]).is_err());
+    let error = Keep::Weights(1).highest(&[0.0; 13], 6).unwrap_err();
+    assert_eq!(error, mismatch("scores in whole rows", 12, 13));
+    let error = problem.objective(&[0.0; 5]).unwrap_err();
+    assert_eq!(error, mismatch("weights", 12, 5));
 }
 
 #[test]

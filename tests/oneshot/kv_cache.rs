@@ -6,7 +6,7 @@ use burn_lean::oneshot::{KvCache, KvFormat};
 
 use crate::checkpoints::near;
 use crate::llama::Cache;
-use crate::support::{each_device, tensor, values};
+use crate::support::{each_device, farthest, tensor, values};
 use crate::{small_llama, tokens};
 
 const SHAPE: [usize; 4] = [2, 3, 5, 8];
@@ -82,8 +82,7 @@ fn an_attention_is_off_by_what_its_scales_allow() {
     let sums = largest(values(query.clone().abs().sum_dim(3)));
     let delta = sums * scale(&keys) / 2.0 / (SHAPE[3] as f32).sqrt();
     let bound = ((2.0 * delta).exp() - 1.0) * largest(values(x.clone())) + 0.5 * scale(&x);
-    let off = exact.iter().zip(&found).map(|(a, b)| (a - b).abs());
-    let off = off.fold(0.0f32, f32::max);
+    let off = farthest(&found, &exact);
     assert!(off > 0.0 && off <= bound, "{off} of {bound}");
 }
 

@@ -1,6 +1,6 @@
 //! Each method against a reference that is written out.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{relu, silu};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -583,5 +583,31 @@ fn zeros_move_only_where_there_are_some_and_codes_are_searched() {
         .with_quantize(quantize(Rounding::Nearest));
     for preset in [dense, nearest] {
         assert_says!(preset.validate().unwrap_err(), "exchange_zeros");
+    }
+}
+
+/// An output that keeps no weight has nothing to round.
+#[test]
+fn an_output_without_weights_stays_zero_in_every_order() {
+    let device = Device::flex();
+    let mut dead = layer(&device);
+    let mut weights = values(dead.weight.val());
+    // The first output, whose weights are a column.
+    weights.iter_mut().step_by(OUTPUTS).for_each(|w| *w = 0.0);
+    dead.weight = Param::from_data(TensorData::new(weights, [INPUTS, OUTPUTS]), &device);
+    for activation_order in [false, true] {
+        let rounding = Rounding::Compensated {
+            activation_order,
+            sweeps: 0,
+        };
+        let prune = Prune::new(Pattern::PerLayer(0.5), PruneMethod::Magnitude);
+        let preset = Preset::new()
+            .with_quantize(Some(Quantize::new(4).with_rounding(rounding)))
+            .with_prune(Some(prune))
+            .as_published();
+        let done = OneShot::new(preset).compress(dead.clone(), inputs(&device), Linear::forward);
+        let weight = values(done.unwrap().model.weight.val());
+        assert!(weight.iter().step_by(OUTPUTS).all(|w| *w == 0.0));
+        assert!(weight.iter().any(|w| *w != 0.0));
     }
 }

@@ -10,7 +10,8 @@ use burn_lean::oneshot::{
 use burn_lean::quant::{
     QuantizedForward,
     deploy::{load_compressed_tensors, save_compressed_tensors},
-    quantized_weights,
+    module::Site,
+    quantized_weights, quantizers,
 };
 
 use crate::llama::Llama;
@@ -203,6 +204,26 @@ fn groups_that_cut_windows_stay_float_and_own_matrices_do_not() {
         assert_eq!(paths, ["matrix"]);
         assert!(same(&prepared.model, &done.model));
     });
+}
+
+/// Rows of images are no tokens: a report of inputs in 8 bits is of linear layers.
+#[test]
+fn inputs_of_convolutions_stay_float_where_tokens_are_rounded() {
+    let device = Device::flex();
+    let model = Own {
+        conv: Conv2dConfig::new([4, 6], [3, 3]).init(&device),
+        matrix: Param::from_tensor(Tensor::zeros([6, 8], &device)),
+    };
+    let model = with_numbers(model, 5);
+    let x = Tensor::<4>::random([24, 4, 8, 8], Distribution::Normal(0.0, 1.0), &device);
+    let preset: Preset = "w8a8".parse().unwrap();
+    let done = OneShot::new(preset).compress(model, [x], |model, x| model.forward(x));
+    let prepared = done.unwrap().prepare(Some(&Activations::new(8))).unwrap();
+    let of_inputs = quantizers(&prepared.model)
+        .into_iter()
+        .filter(|one| one.site == Site::Input && one.quantizer.is_enabled());
+    let paths: Vec<Option<String>> = of_inputs.map(|one| one.parameter).collect();
+    assert!(!paths.contains(&Some("conv.weight".into())), "{paths:?}");
 }
 
 #[test]

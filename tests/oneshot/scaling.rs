@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::oneshot::{Compressed, OneShot, Preset, Quantize, Rounding, Scaling};
 
@@ -52,6 +53,41 @@ fn scaled<M: Module, const D: usize>(
     assert!(size > 0.0);
     assert_near!(before.iter(), after, 0.03 * size);
     done
+}
+
+/// A gate for each place, as many as there are features.
+#[derive(Module, Debug)]
+struct Gated {
+    body: Linear,
+    gate: Linear,
+    head: Linear,
+}
+
+impl Gated {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, places, features] = x.dims();
+        let mean = x.clone().mean_dim(1).reshape([batch, features]);
+        let gate = self.gate.forward(mean).reshape([batch, places, 1]);
+        self.head.forward(relu(self.body.forward(x)) * gate)
+    }
+}
+
+#[test]
+fn factors_are_of_features_and_not_of_places() {
+    on_each(|device| {
+        let linear =
+            |outputs: usize, bias: bool| LinearConfig::new(8, outputs).with_bias(bias).init(device);
+        let gated = Gated {
+            body: linear(8, true),
+            gate: linear(8, false),
+            head: linear(16, true),
+        };
+        let model = with_numbers(gated, 5);
+        let x = tensor::<3>(7, [32, 8, 8], device) * spread(device).unsqueeze();
+        for scaling in [Scaling::SmoothQuant { alpha: 0.5 }, Scaling::Awq] {
+            scaled(&model, &scaling, x.clone(), Gated::forward);
+        }
+    });
 }
 
 /// Burn's linear layers reshape a batch of short sequences into rows, each for itself.

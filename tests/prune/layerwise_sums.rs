@@ -6,7 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{Budget, Effort, Pruner, layerwise::Candidate};
 
-use crate::support::{on_each, tensor, values};
+use crate::support::{farthest, on_each, tensor, values};
 
 /// Two inputs, three features of which the third one is small: it goes, and the second layer, which
 /// keeps all weights, can make it of the others.
@@ -28,8 +28,7 @@ fn batches<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tensor<D>>
 fn off<const D: usize>(expected: Tensor<D>, found: Tensor<D>) -> f32 {
     let (expected, found) = (values(expected), values(found));
     let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-    let pairs = expected.iter().zip(&found);
-    pairs.fold(0.0_f32, |most, (x, y)| most.max((x - y).abs())) / largest
+    farthest(&found, &expected) / largest
 }
 
 #[derive(Module, Debug)]

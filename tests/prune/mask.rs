@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -209,15 +209,18 @@ fn the_record_of_a_masked_model_loads_on_every_other_device() {
     each_device(|from| {
         let model = masks(3).attach(dense(&from.device)).unwrap();
         let bytes = model.clone().into_record().into_bytes().unwrap();
-        each_device(|to| {
+        let loads_on = |to: &Device| {
             let record = burn::store::ModuleRecord::from_bytes(bytes.clone()).unwrap();
-            let other = masks(2).attach(dense(&to.device)).unwrap();
+            let other = masks(2).attach(dense(to)).unwrap();
             let loaded = other.try_load_record(record).unwrap();
             assert_eq!(Masks::of(&loaded).unwrap(), masks(3));
             assert_eq!(effective(&loaded), effective(&model));
-            let moved = model.clone().to_device(&to.device);
+            let moved = model.clone().to_device(to);
             assert_eq!(effective(&moved), effective(&model));
-        });
+        };
+        // Also where `BURN_DEVICE` leaves one device alone.
+        loads_on(&Device::flex());
+        each_device(|to| loads_on(&to.device));
     });
 }
 
@@ -588,4 +591,37 @@ fn what_was_made_for_another_copy_attaches_nothing_and_says_so() {
     // No masks at all are no mistake.
     let model = Masks::new(vec![]).unwrap().attach(dense(&device)).unwrap();
     assert_eq!(attached(&model).len(), 0);
+}
+
+/// Its record is transposed: Burn compares the shape with that of the weight, once it was used.
+#[test]
+fn rewinding_takes_a_layer_in_column_layout() {
+    let device = Device::flex().autodiff();
+    let config = LinearConfig::new(16, 8).with_layout(LinearLayout::Col);
+    let early: Linear = with_numbers(config.init(&device), 1);
+    let late = with_numbers(early.clone(), 2);
+    let layout = Selection::of(&early, None).unwrap().layout().clone();
+    let support: Vec<usize> = (0..layout.len()).step_by(3).collect();
+    let masks = Masks::from_support(&layout, &support).unwrap();
+    let plain = early.clone().into_record();
+    let masked = masks.attach(early.clone()).unwrap().into_record();
+    let expected = masks.attach(early).unwrap();
+    for record in [plain, masked] {
+        let layer = masks.attach(late.clone()).unwrap();
+        let layer = rewind(layer, record).unwrap();
+        assert_eq!(parameters(&layer), parameters(&expected));
+        let rewound = values(layer.weight.val());
+        assert_eq!(rewound, values(expected.weight.val()));
+
+        let x = tensor::<2>(3, [4, 16], &device);
+        let grads = (layer.forward(x) - 1.0).square().mean().backward();
+        let grads = GradientsParams::from_grads(grads, &layer);
+        let mut optim = SgdConfig::new().init();
+        let trained = values(optim.step(0.05, layer, grads).weight.val());
+        assert_ne!(trained, rewound);
+        let nonzeros: Vec<usize> = (0..trained.len())
+            .filter(|at| trained[*at] != 0.0)
+            .collect();
+        assert_eq!(nonzeros, support);
+    }
 }

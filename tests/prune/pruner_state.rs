@@ -1,14 +1,16 @@
 //! Which kept stages answer for which run.
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::nn::{Linear, LinearConfig, LinearLayout};
+use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     GradualConfig, Masks, PruneError, Pruned, PrunerConfig, Ridge, RidgeChoice, Selection,
     run::StageReport, solver::JudgedRidge,
 };
+use burn_lean::reparam::Rejected;
 
 use crate::pruner::{Pairs, config, loss, net, pairs, prune, weights};
-use crate::support::{Perceptron, on_each, with_numbers};
+use crate::support::{Perceptron, on_each, tensor, values, with_numbers};
 
 fn field(result: Result<Pruned<Perceptron>, PruneError>) -> String {
     match result {
@@ -176,4 +178,42 @@ fn finished_stages_do_not_answer_for_another_training() {
     assert_eq!(field(run(gradual.with_learning_rate(0.2))), "learning_rate");
     // Without training it is another run, too.
     assert_eq!(field(prune(&kept(&folder), &device)), "epochs");
+}
+
+/// Its record is transposed: Burn compares the shape with that of the weight, once it was used.
+#[test]
+fn a_layer_in_column_layout_goes_on_from_its_stage() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let config = kept(&folder);
+    let column = || -> Linear {
+        let column = LinearConfig::new(16, 8).with_layout(LinearLayout::Col);
+        with_numbers(column.init(&device), 1)
+    };
+    let loss = |layer: &Linear, (x, y): &Pairs| -> Tensor<1> {
+        (layer.forward(x.clone()) - y.clone()).square().mean()
+    };
+    let loader = |seed: u64| -> Vec<Pairs> {
+        let x = tensor::<2>(seed, [16, 16], &device);
+        vec![(x, tensor::<2>(seed + 1, [16, 8], &device))]
+    };
+    let interrupted = config.prune_with(column(), loss, loader, |layer, _, report| {
+        match report.stage {
+            0 => Ok(layer),
+            _ => Err(Rejected::new(layer, PruneError::NoMasks)),
+        }
+    });
+    assert_eq!(interrupted.unwrap_err().into_error(), PruneError::NoMasks);
+
+    let pruned = config.prune(column(), loss, loader).unwrap();
+    let weight = values(pruned.model.weight.val());
+    let nonzeros = weight.iter().filter(|weight| **weight != 0.0).count();
+    // ⌊0.2 · 128⌋ are kept.
+    assert_eq!((pruned.stages.len(), nonzeros), (2, 25));
+    assert_eq!(pruned.model.weight.dims(), [16, 8]);
+
+    let nothing = |_| -> Vec<Pairs> { unreachable!("all stages are finished") };
+    let again = config.prune(column(), loss, nothing).unwrap();
+    assert_eq!(again.stages.len(), 2);
+    assert_eq!(values(again.model.weight.val()), weight);
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::prune::{GradientMatrix, Layout, Problem};
 
-use crate::support::numbers;
+use crate::support::{largest, numbers};
 
 /// A problem as plain numbers.
 #[derive(Debug, Clone)]
@@ -168,12 +168,7 @@ pub(crate) fn distance(found: &[f32], expected: &[f64]) -> f64 {
         .iter()
         .fold(1e-30, |max: f64, value| max.max(value.abs()));
     let difference = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs();
-    found
-        .iter()
-        .zip(expected)
-        .map(difference)
-        .fold(0.0, f64::max)
-        / scale
+    largest(found.iter().zip(expected).map(difference)) / scale
 }
 
 /// Gaussian elimination without pivoting, which a positive definite matrix does not need.

@@ -14,14 +14,6 @@ use burn_lean::prune::{PruneError, Shrink, load_shrunk};
 use crate::shrink_whole::without;
 use crate::support::{on_each, tensor, values, with_numbers};
 
-fn assert_close(found: &[f32], expected: &[f32], within: f32) {
-    let mut pairs = found.iter().zip(expected);
-    assert!(
-        pairs.all(|(a, b)| (a - b).abs() < within),
-        "{found:?} {expected:?}"
-    );
-}
-
 /// The inverted residual of MobileNets: channels are made, filtered one by one, and put together.
 #[derive(Module, Debug)]
 struct Inverted {
@@ -154,7 +146,7 @@ fn channels_of_a_transposed_depthwise_convolution_go() {
         .unwrap();
     assert_eq!(shrunk.model.up.weight.dims(), [4, 1, 2, 2]);
     let found = values(forward(&shrunk.model, x));
-    assert_close(&found, &expected, 1e-4);
+    assert_near!(found.iter(), &expected, 1e-4);
 }
 
 #[test]
@@ -183,7 +175,7 @@ fn of_groups_of_several_channels_the_same_of_all_go_and_their_number_stays() {
         (2, [4, 10, 3, 3])
     );
     let found = values(forward(&small, x));
-    assert_close(&found, &expected, 1e-3);
+    assert_near!(found.iter(), &expected, 1e-3);
 }
 
 /// Attention whose queries share keys and values, as those of Llamas.
@@ -261,7 +253,7 @@ fn heads_that_nothing_reads_go_with_the_keys_and_values_that_they_share() {
         assert_eq!(small.key.bias.as_ref().unwrap().dims(), [8]);
         assert_eq!(small.output.weight.dims(), [16, 10]);
         let found = values(small.forward(x));
-        assert_close(&found, &expected, 1e-3);
+        assert_near!(found.iter(), &expected, 1e-3);
     });
 }
 
@@ -312,7 +304,7 @@ fn of_one_projection_for_all_three_whole_heads_go() {
     assert_eq!(shrunk.model.project.weight.dims(), [10, 48]);
     assert_eq!(shrunk.model.heads, 4);
     let found = values(shrunk.model.forward(x));
-    assert_close(&found, &expected, 1e-3);
+    assert_near!(found.iter(), &expected, 1e-3);
 }
 
 #[derive(Module, Debug)]

@@ -102,6 +102,7 @@ fn a_converted_model_gives_the_codes_of_the_fake_quantized_one() {
                 |net, x| net.forward(x.clone()),
             )
             .unwrap();
+            assert_eq!(report.weights.len(), 2, "{report}");
             for weight in &report.weights {
                 let mismatch = weight.mismatch.unwrap();
                 assert_eq!(mismatch.weight_codes, 0);

@@ -7,7 +7,7 @@ use burn_lean::quant::{
 use proptest::prelude::*;
 
 use crate::support::cases;
-use crate::support::{devices, each_device, numbers, on_tracked, tensor, values};
+use crate::support::{each_device, numbers, on_tracked, tensor, values};
 
 /// Schemes of every format, mapping, granularity and format of scales, for shape `[8, 32]`.
 fn schemes() -> Vec<Scheme> {
@@ -87,19 +87,20 @@ fn whether_someone_else_holds_a_tensor_changes_neither_it_nor_the_numbers() {
 
 #[test]
 fn all_devices_give_the_same_bits() {
+    let both = |scheme: &Scheme, device: &burn::tensor::Device| {
+        let device = device.clone().autodiff();
+        let x = (tensor::<2>(1, [8, 32], &device) * 3.0).require_grad();
+        let y = fake_quantize(x.clone(), &qparams(scheme, &[8, 32], &device), scheme);
+        let grads = (y.clone() * tensor(2, [8, 32], &device)).sum().backward();
+        (bits(values(y)), bits(values(x.grad(&grads).unwrap())))
+    };
     for scheme in schemes() {
-        let mut first: Option<(Vec<u32>, Vec<u32>)> = None;
-        for target in devices() {
-            let device = target.device.clone().autodiff();
-            let x = (tensor::<2>(1, [8, 32], &device) * 3.0).require_grad();
-            let y = fake_quantize(x.clone(), &qparams(&scheme, &[8, 32], &device), &scheme);
-            let grads = (y.clone() * tensor(2, [8, 32], &device)).sum().backward();
-            let found = (bits(values(y)), bits(values(x.grad(&grads).unwrap())));
-            match &first {
-                Some(first) => assert_eq!(&found, first, "{scheme} on {}", target.name),
-                None => first = Some(found),
-            }
-        }
+        // Also where `BURN_DEVICE` leaves one device alone.
+        let expected = both(&scheme, &burn::tensor::Device::flex());
+        each_device(|target| {
+            let found = both(&scheme, &target.device);
+            assert_eq!(found, expected, "{scheme} on {}", target.name);
+        });
     }
 }
 

@@ -158,9 +158,18 @@ fn learned_scales_stay_in_f32_in_a_model_that_is_cast_and_in_its_records() {
         model.forward_q(x.clone());
         let expected = values(model.valid().forward_q(x.clone().inner()));
         let half = cast(model.valid(), FloatDType::F16);
+        let scales = |model: &Perceptron| -> Vec<Vec<f32>> {
+            let all = quantizers(model).into_iter();
+            all.map(|one| values(one.quantizer.qparams().unwrap().scale))
+                .collect()
+        };
+        let of_model = scales(&model.valid());
+        assert_eq!(of_model.len(), 2);
+        assert_eq!(scales(&half), of_model);
         let loaded = prepared(8)
             .try_load_record(half.clone().into_record())
             .unwrap();
+        assert_eq!(scales(&loaded.valid()), of_model);
         let loaded = cast(loaded, FloatDType::F32).valid();
         let found = values(loaded.forward_q(x.clone().inner()));
         let largest = expected

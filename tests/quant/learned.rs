@@ -87,6 +87,7 @@ fn formula(scheme: &Scheme, gradient: LearnedGradient, target: &Target) {
         _ => vec![SHAPE[0] / groups[0], SHAPE[1] / groups[1]],
     };
     let mut expected = [vec![0.0; scale.len()], vec![0.0; scale.len()]];
+    let mut magnitudes = expected.clone();
     let mut expected_dx = Vec::new();
     for (index, (x, dy)) in values(x.clone()).into_iter().zip(values(dy)).enumerate() {
         let (row, column) = (index / SHAPE[1], index % SHAPE[1]);
@@ -107,22 +108,27 @@ fn formula(scheme: &Scheme, gradient: LearnedGradient, target: &Target) {
         let factor = f64::from(gradient.factor);
         let number = q.clamp(min, max) - zero;
         expected_dx.push(if inside { dy as f32 } else { 0.0 });
-        expected[0][group] += factor * dy * (number - if inside { exact } else { 0.0 });
-        expected[1][group] -= factor
-            * if inside {
-                0.0
-            } else {
-                dy * f64::from(scale[group])
-            };
+        // Of the scale `number - exact` is summed, of the zero point `-step`.
+        let (exact, step) = match inside {
+            true => (exact, 0.0),
+            false => (0.0, f64::from(scale[group])),
+        };
+        expected[0][group] += factor * dy * (number - exact);
+        expected[1][group] -= factor * dy * step;
+        magnitudes[0][group] += factor * dy.abs() * (number.abs() + exact.abs());
+        magnitudes[1][group] += factor * dy.abs() * step;
     }
     let name = format!("{scheme}, {gradient:?} on {}", target.name);
     assert_eq!(values(x.grad(&grads).unwrap()), expected_dx, "{name}: dx");
-    for (parameter, expected) in [qparams.scale, qparams.zero_point].iter().zip(expected) {
+    let parameters = [qparams.scale, qparams.zero_point];
+    let wanted = expected.into_iter().zip(magnitudes);
+    for (parameter, (expected, magnitudes)) in parameters.iter().zip(wanted) {
         let found = values(parameter.grad(&grads).unwrap());
-        for (found, expected) in found.into_iter().zip(expected) {
-            // Up to 48 terms below 0.25 · 448 each (below 255 · 0.25 for 8 bits), rounded a few
-            // times and added up in F32.
-            let tolerance = 48.0 * 48.0 * 112.0 * 2f64.powi(-24);
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let wanted = expected.into_iter().zip(magnitudes);
+        for (found, (expected, magnitude)) in found.into_iter().zip(wanted) {
+            // Up to 48 terms, rounded up to 4 times each, added up in F32.
+            let tolerance = (48.0 + 4.0) * 2f64.powi(-24) * magnitude;
             assert!(
                 (f64::from(found) - expected).abs() <= tolerance,
                 "{name}: {found} instead of {expected}"

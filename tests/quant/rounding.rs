@@ -13,7 +13,7 @@ use burn_lean::quant::{
     rounding::{AdaRoundConfig, RoundedWeight, WeightGrid, adaround, gptq},
 };
 
-use crate::support::{each_device, numbers, on_each, tensor, values, with_numbers};
+use crate::support::{each_device, farthest, numbers, on_each, tensor, values, with_numbers};
 
 /// Inputs whose features are correlated: products of few factors.
 fn correlated(seed: u64, rows: usize, features: usize, device: &Device) -> Tensor<2> {
@@ -296,10 +296,7 @@ fn bias_correction_keeps_the_mean_output() {
             layer.forward_q(x.clone());
         })
         .unwrap();
-        let off = |found: Vec<f32>| {
-            let pairs = found.iter().zip(&expected);
-            pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-        };
+        let off = |found: Vec<f32>| farthest(&found, &expected);
         assert!(off(mean(&layer)) > 0.1);
         let nearest = RoundingConfig::new().with_rounding(Rounding::Nearest);
         let (corrected, report) = nearest.apply(layer.clone(), &inputs).unwrap();

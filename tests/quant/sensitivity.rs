@@ -452,3 +452,30 @@ fn gradient_scores_leave_running_statistics_alone() {
         assert_eq!(statistics(&prepared), before);
     });
 }
+
+/// Copies of one parameter have gradients of their own, by which each is scored.
+#[test]
+fn each_use_of_a_tied_weight_has_its_own_score() {
+    let device = Device::flex().autodiff();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 7);
+    let model = (layer.clone(), layer);
+    let x = tensor::<2>(5, [4, 6], &device);
+    let loss = |(one, other): &(Linear, Linear)| {
+        one.forward(x.clone()).sum() + other.forward(x.clone()).sum() * 10.0
+    };
+    let prepared = weights_only(3).prepare(model.clone()).unwrap();
+    let quantized = (prepared.0.clone(), model.1.clone());
+    let expected = values(loss(&quantized))[0] - values(loss(&model))[0];
+    let inner = x.clone().without_autodiff();
+    let output = |model: &(Linear, Linear)| model.0.forward(inner.clone());
+    let found = sensitivity(&prepared, output, |_| 0.0).unwrap();
+    let found = found.with_gradient_scores(&prepared, loss).unwrap();
+    let scores: Vec<f64> = (found.layers.iter())
+        .map(|layer| layer.first_order.unwrap())
+        .collect();
+    assert!(
+        (scores[0] - f64::from(expected)).abs() < 1e-3,
+        "{scores:?} {expected}"
+    );
+    assert!((scores[1] - 10.0 * scores[0]).abs() < 1e-3, "{scores:?}");
+}

@@ -121,7 +121,9 @@ fn converted_codes_are_the_solvers_and_zeros_are_not_stored() {
                 .unwrap()
                 .load_into(fresh)
                 .unwrap();
-            for (path, weight) in quantized_weights(&loaded).unwrap() {
+            let weights = quantized_weights(&loaded).unwrap();
+            assert_eq!(weights.len(), 2);
+            for (path, weight) in weights {
                 let codes = weight.codes().iter().copied().map(i32::from);
                 assert!(
                     codes.eq(rounded[path.as_str()].codes.iter().copied()),

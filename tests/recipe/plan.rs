@@ -233,7 +233,9 @@ fn the_recipes_of_the_example_are_valid() {
                 (recipe.prune.is_some() || recipe.shrink.is_some()) && table["network"].is_string()
             );
             // Without the table it is no recipe that is read by itself.
-            assert!(Recipe::open(&path).is_err());
+            let error = Recipe::open(&path).unwrap_err();
+            assert_matches!(error, RecipeError::File { .. });
+            assert_says!(error, "`task`");
             names.push(path.file_stem().unwrap().to_owned());
         }
     }

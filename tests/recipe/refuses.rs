@@ -1,14 +1,17 @@
 //! What a recipe is refused for before anything is trained.
 
 use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::recipe::{
-    ComputeDtype, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe, RecipeError,
-    RoundingMethod, Run, ShrinkStage, Sparsity, Task, TrainStage,
+    ComputeDtype, Distillation, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe,
+    RecipeError, RoundingMethod, Run, ShrinkStage, Sparsity, Task, TrainStage,
 };
 use std::ops::ControlFlow;
 
 use crate::problem::{Net, batches, done, task};
+use crate::support::{tensor, with_numbers};
 use crate::whole_way::{floats, int8};
 
 #[test]
@@ -278,4 +281,51 @@ fn a_training_that_gets_nowhere_is_an_error_that_says_why() {
     assert_says!(error, "look at the shapes");
     let error = failed(ComputeDtype::F32, 0.01, |x| x, |net| net.no_grad()).to_string();
     assert_says!(error, "the loss has no gradient");
+}
+
+/// The loss before the last step says nothing of what that did.
+#[test]
+fn weights_that_the_last_step_broke_are_no_finished_stage() {
+    let device = Device::flex().autodiff();
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| model.forward(x),
+        |y: Tensor<2>, target: Tensor<2>| (y - target).square().mean(),
+        |_| {
+            let x = Tensor::<2>::from_floats([[1e5]], &Device::flex());
+            [(x.clone(), x)]
+        },
+    )
+    .with_optimizer(|_| SgdConfig::new().init());
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_train(TrainStage::new(1, 1e30));
+    let model = LinearConfig::new(1, 1).with_bias(false).init(&device);
+    let run = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(model, &task);
+    assert_says!(run.unwrap_err(), "`weight` is not finite");
+}
+
+#[test]
+fn a_distillation_from_one_logit_is_refused() {
+    let device = Device::flex().autodiff();
+    let model: Linear = with_numbers(LinearConfig::new(3, 1).init(&device), 4);
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| model.forward(x),
+        |y: Tensor<2>, target: Tensor<2>| (y - target).square().mean(),
+        |seed| {
+            let x = tensor::<2>(seed, [8, 3], &Device::flex());
+            [(x.clone(), x.mean_dim(1))]
+        },
+    )
+    .with_logits(|y: &Tensor<2>| y.clone());
+    let distillation = Distillation::new(2.0, 0.9);
+    let tune = TrainStage::new(1, 0.01).with_distillation(distillation);
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_prune(PruneStage::new(0.5).with_tune(tune));
+    let run = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(model, &task);
+    assert_says!(run.unwrap_err(), "[0, z]");
 }

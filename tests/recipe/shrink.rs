@@ -128,7 +128,9 @@ fn what_cannot_be_is_refused_before_anything_is_computed() {
         assert_matches!(error, RecipeError::Invalid { .. });
         assert_says!(error, field);
     }
-    assert!(Recipe::from_toml("[shrink]\nexclude = [\"head\"]").is_err());
+    let error = Recipe::from_toml("[shrink]\nexclude = [\"head\"]").unwrap_err();
+    assert_matches!(error, RecipeError::File { .. });
+    assert_says!(error, "`share`");
 }
 
 /// Channels are made, filtered one by one, and put together.

@@ -1,10 +1,12 @@
 //! Models that hold one layer at two places.
 
+use std::cell::RefCell;
+
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use burn_lean::recipe::{PruneStage, Recipe, Run, Task, TrainStage};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn_lean::recipe::{ComputeDtype, Latency, PruneStage, Recipe, Run, Task, TrainStage};
 
 use crate::support::{tensor, values, with_numbers};
 
@@ -51,4 +53,48 @@ fn a_layer_at_two_places_stays_one_through_training_and_pruning() {
         assert_eq!(values(first.weight.val()), values(again.weight.val()));
         assert_ne!(values(first.weight.val()), values(layer.weight.val()));
     }
+}
+
+/// A teacher beside its student, and how the backward pass saves memory.
+#[derive(Module, Debug)]
+struct Pair {
+    teacher: Linear,
+    student: Linear,
+}
+
+#[test]
+fn what_does_not_train_stays_and_checkpointing_too() {
+    let device = Device::flex().autodiff().gradient_checkpointing();
+    let linear = |seed| -> Linear { with_numbers(LinearConfig::new(4, 2).init(&device), seed) };
+    let pair = Pair {
+        teacher: linear(1).valid(),
+        student: linear(2),
+    };
+    let before = [&pair.teacher, &pair.student].map(|one| values(one.weight.val()));
+    let strategies = RefCell::new(Vec::new());
+    let task = Task::new(
+        |pair: &Pair, x: Tensor<2>| {
+            let weight = pair.student.weight.val();
+            let strategy = weight.device().gradient_checkpointing_strategy();
+            strategies.borrow_mut().extend(strategy);
+            pair.student.forward(x.clone()) - pair.teacher.forward(x)
+        },
+        |difference: Tensor<2>, _: Tensor<2>| difference.square().mean(),
+        |seed| {
+            let x = tensor::<2>(seed, [8, 4], &Device::flex());
+            [(x.clone(), x)]
+        },
+    );
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_train(TrainStage::new(1, 0.1));
+    let run = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(pair, &task);
+    let outcome = run.unwrap();
+    let model = &outcome.last().model;
+    assert_eq!(values(model.teacher.weight.val()), before[0]);
+    assert_ne!(values(model.student.weight.val()), before[1]);
+    let balanced = GradientCheckpointingStrategy::Balanced;
+    assert!(strategies.borrow().contains(&balanced));
 }

@@ -172,6 +172,21 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
+/// How far apart numbers are at most, one by one; NaN where one of the differences is.
+pub(crate) fn farthest(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let pairs = found.iter().zip(expected);
+    largest(pairs.map(|(a, b)| f64::from((a - b).abs()))) as f32
+}
+
+/// The largest of magnitudes; NaN, which is larger than nothing, where one of them is.
+pub(crate) fn largest(magnitudes: impl Iterator<Item = f64>) -> f64 {
+    magnitudes.fold(0.0, |most: f64, one| match most.is_nan() || one <= most {
+        true => most,
+        false => one,
+    })
+}
+
 /// The nearest number of F16 or BF16, by the `half` crate.
 pub(crate) fn nearest(dtype: FloatDType, x: f32) -> f32 {
     match dtype {

@@ -15,6 +15,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_graph::hooks::check;
+use burn_lean_reparam::column_layout::ready_to_load;
 use burn_lean_reparam::{Rejected, settle};
 use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
@@ -271,13 +272,14 @@ impl Checkpoints {
             let refused = |error| damaged(&folder.join(MODEL), &error);
             // Clones share running statistics, which a record replaces in place, so a record that
             // is refused half way would change the caller's. `valid` copies them.
-            let trial = model.valid().try_load_record(record.clone());
+            let trial = ready_to_load(model.valid()).try_load_record(record.clone());
             let trial = trial.map_err(refused)?;
             check(&trial).map_err(|(path, reason)| {
                 damaged(&folder.join(MODEL), &format!("`{path}`: {reason}"))
             })?;
             let optim = load_state(optim(&trial), state, &folder.join(OPTIMIZER))?;
-            let loaded = model.clone().try_load_record(record).map_err(refused)?;
+            let ready = ready_to_load(model.clone());
+            let loaded = ready.try_load_record(record).map_err(refused)?;
             scaler.remember_statistics(&loaded);
             Ok((loaded, optim, scaler))
         });

@@ -90,11 +90,13 @@ impl RoundingProblem<'_> {
             if !shared.is_empty() {
                 self.pass(&self.compensation(0..d)?, shared);
             }
-            own.into_par_iter().try_for_each(|row| {
-                let kept = (0..d).filter(|at| row.kept[*at]);
-                self.pass(&self.compensation(kept)?, vec![row]);
-                Ok::<_, LayerwiseError>(())
-            })?;
+            let own = own.into_par_iter();
+            own.filter(|row| row.kept.contains(&true))
+                .try_for_each(|row| {
+                    let kept = (0..d).filter(|at| row.kept[*at]);
+                    self.pass(&self.compensation(kept)?, vec![row]);
+                    Ok::<_, LayerwiseError>(())
+                })?;
             let rows = rows.par_iter_mut().enumerate();
             rows.for_each(|(at, row)| self.improve(at, row, sweeps));
         }

@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn::store::ModuleRecord;
+use burn_lean_reparam::column_layout::ready_to_load;
 use burn_lean_reparam::{Rejected, Training};
 
 use crate::{Masks, PruneError};
@@ -49,9 +50,10 @@ pub fn rewind<M: Module>(model: M, record: ModuleRecord) -> Result<M, Rejected<M
         Err(error) => return Err(Rejected::new(model, error)),
     };
     // Tried on copies: Burn loads running statistics in place, also when the record is refused.
-    let record = match model.valid().try_load_record(record.clone()) {
+    let load = |copy: M, record: &ModuleRecord| ready_to_load(copy).try_load_record(record.clone());
+    let record = match load(model.valid(), &record) {
         Ok(_) => record,
-        Err(masked) => match model.valid().materialize().try_load_record(record.clone()) {
+        Err(masked) => match load(model.valid().materialize(), &record) {
             Ok(_) => record.allow_partial(true),
             Err(plain) => {
                 let error = PruneError::Record {
@@ -66,7 +68,7 @@ pub fn rewind<M: Module>(model: M, record: ModuleRecord) -> Result<M, Rejected<M
         },
     };
     // Into a copy: clones share running statistics, which a record replaces in place.
-    match model.valid().try_load_record(record) {
+    match load(model.valid(), &record) {
         Ok(loaded) => masks.replace(Training::of(&model).restore(loaded)),
         Err(error) => {
             let error = PruneError::Record {

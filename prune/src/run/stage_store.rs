@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
+use burn_lean_reparam::column_layout::ready_to_load;
 use burn_lean_reparam::{Attached, Rejected, Training, attached, own_copy, settle};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -92,7 +93,7 @@ impl StageStore {
             Err(error) => return Err(Rejected::new(model, error)),
         };
         // Into a copy: clones share running statistics, which a record replaces in place.
-        match model.valid().try_load_record(record) {
+        match ready_to_load(model.valid()).try_load_record(record) {
             Ok(loaded) => Ok((Training::of(&model).restore(loaded), Some(done))),
             Err(error) => {
                 let error = PruneError::Record {

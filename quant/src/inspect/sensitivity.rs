@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Tensor, Transaction};
-use burn_lean_reparam::evaluated_with_gradients;
+use burn_lean_reparam::{FloatVisitor, evaluated_with_gradients, visit_floats};
 use serde::{Deserialize, Serialize};
 
 use crate::health;
-use crate::module::listen::watch::{Weight, WeightVisitor, visit_weights};
+use crate::module::listen::watch::{WeightVisitor, visit_weights};
 use crate::table::{decibels, table};
 use crate::{
     FakeQuantize, QuantError, Site,
@@ -147,9 +146,9 @@ impl Sensitivity {
         if !loss.is_autodiff() {
             return Err(QuantError::NoGradients);
         }
-        let grads = GradientsParams::from_grads(loss.backward(), &float_model);
+        // By path: copies of one parameter have gradients of their own.
         let mut scores = Scores {
-            grads,
+            grads: Gradients::of(&float_model, &loss.backward()),
             found: BTreeMap::new(),
         };
         visit_weights(model, &mut scores);
@@ -230,18 +229,44 @@ fn signal_to_noise<const D: usize>(
     Ok(decibels(f64::from(sums[0]), f64::from(sums[1])))
 }
 
+/// Gradients by path, flat.
+struct Gradients<'a> {
+    all: &'a burn::tensor::Gradients,
+    found: BTreeMap<String, Tensor<1>>,
+}
+
+impl Gradients<'_> {
+    fn of<M: Module>(model: &M, all: &burn::tensor::Gradients) -> BTreeMap<String, Tensor<1>> {
+        let mut gradients = Gradients {
+            all,
+            found: BTreeMap::new(),
+        };
+        visit_floats(model, &mut gradients);
+        gradients.found
+    }
+}
+
+impl FloatVisitor for Gradients<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = param.base().grad(self.all) {
+            let flat = gradient.flatten(0, D - 1);
+            self.found.insert(path.to_string(), flat);
+        }
+    }
+}
+
 /// First- and second-order score of each quantized weight, by its path.
 struct Scores {
-    grads: GradientsParams,
+    grads: BTreeMap<String, Tensor<1>>,
     found: BTreeMap<String, Tensor<1>>,
 }
 
 impl WeightVisitor for Scores {
-    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
-        let Some(gradient) = self.grads.get::<D>(weight.id) else {
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Tensor<D>) {
+        let Some(gradient) = self.grads.remove(path) else {
             return;
         };
-        let weight = weight.value;
+        let gradient = gradient.reshape(weight.dims());
         let quantized = quantizer.forward(weight.clone());
         // Half precision has no squares of small numbers.
         let gradient = gradient.without_autodiff().cast(FloatDType::F32);

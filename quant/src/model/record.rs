@@ -2,11 +2,11 @@
 
 use burn::module::Module;
 use burn::store::{ModuleRecord, RecordError};
+use burn_lean_reparam::column_layout::ready_to_load;
 use burn_lean_reparam::{Rejected, settle};
 
 use crate::QuantError;
 use crate::model::batch_norm::apply_schedule;
-use crate::model::column_layout::ready_to_load;
 use crate::module::walk::{hide, quantizers};
 
 /// Loads a record of the float model into the prepared one.

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use burn::module::Module;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::WeightRange;
 use crate::format::groups::Groups;
-use crate::module::listen::watch::{Weight, WeightVisitor, visit_weights};
+use crate::module::listen::watch::{WeightVisitor, visit_weights};
 use crate::{FakeQuantize, QuantError, fake::Range, module::map_quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a
@@ -43,9 +43,9 @@ struct Ranges {
 }
 
 impl WeightVisitor for Ranges {
-    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>) {
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Tensor<D>) {
         let scheme = quantizer.scheme();
-        let weight = weight.value.cast(FloatDType::F32);
+        let weight = weight.cast(FloatDType::F32);
         let range = Groups::new(&scheme.granularity, &weight.dims()).and_then(|groups| {
             let full = Range::of(&weight, scheme)?;
             Ok(match self.method {

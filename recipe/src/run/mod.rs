@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
-use burn_lean_graph::Tensors;
+use burn_lean_graph::{Tensors, model_device};
 use burn_lean_prune::{Batch, Masks};
 use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
@@ -213,8 +213,7 @@ impl<'a> Run<'a> {
     ) -> Result<Outcome<M>, RecipeError> {
         self.recipe.validate()?;
         self.check(task)?;
-        let devices = model.devices();
-        let device = devices.first().ok_or(RecipeError::TaskLacks {
+        let device = model_device(model).ok_or(RecipeError::TaskLacks {
             stage: "recipe".into(),
             what: "a model with parameters",
             method: "Run::run",
@@ -225,7 +224,10 @@ impl<'a> Run<'a> {
             task,
             state: State::default(),
             inner: device.clone().without_autodiff(),
-            device: device.clone().without_autodiff().autodiff(),
+            device: match device.is_autodiff() {
+                true => device,
+                false => device.autodiff(),
+            },
         };
         for train in self.trainings() {
             session.dtype(train)?;

@@ -8,10 +8,10 @@ use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn_lean_deploy::{Export, Form};
-use burn_lean_graph::Tensors;
+use burn_lean_graph::{Tensors, model_device};
 use burn_lean_prune::Batch;
 use burn_lean_quant::{load_record, save_safetensors};
-use burn_lean_reparam::{PathVisitor, Trail, each_plain_float, visit_with_path};
+use burn_lean_reparam::{PathVisitor, Trail, each_plain_float, own_copy, visit_with_path};
 
 use super::progress::Listener;
 use super::train::Trainer;
@@ -333,8 +333,14 @@ pub(crate) fn load<M: Module>(model: M, record: ModuleRecord) -> Result<M, Recip
 }
 
 /// A copy that shares nothing that training changes: running statistics are copied.
+///
+/// What trains trains on, a teacher does not, and the strategy of gradient checkpointing stays. A model on a
+/// device without autodiff trains as a whole.
 pub(crate) fn own<M: Module>(model: &M) -> M {
-    model.valid().train()
+    match model_device(model).is_some_and(|device| device.is_autodiff()) {
+        true => own_copy(model),
+        false => model.valid().train(),
+    }
 }
 
 /// CRC-32 of the tensors of a model, but those of reparameterizations.

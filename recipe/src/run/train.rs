@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
 use burn_lean_quant::{QuantizedForward, advance, quantizers};
-use burn_lean_reparam::{catch_quietly, join_copies};
+use burn_lean_reparam::{PathVisitor, Trail, catch_quietly, join_copies, visit_with_path};
 
 use super::session::{Examples, Outputs, Session};
 use super::{Progress, dtype, seed};
@@ -178,7 +178,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             let every = session.recipe.checkpoint_steps;
             if every.is_some_and(|every| seen % every == 0) {
                 // What went wrong is not to take the place of what has not.
-                self.check_progress(steps, skipped, of.0)?;
+                self.check_progress(&model, steps, skipped, of.0)?;
                 self.save(&model)?;
             }
         }
@@ -187,7 +187,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
                 stage: self.stage.clone(),
             });
         }
-        self.check_progress(steps, skipped, of.0)?;
+        self.check_progress(&model, steps, skipped, of.0)?;
         self.position = Position::start_of(epoch + 1);
         self.save(&model)?;
         Ok(model)
@@ -196,6 +196,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
     /// Refuses an epoch that left NaN in the weights, or took no step for such losses.
     fn check_progress(
         &mut self,
+        model: &M,
         steps: usize,
         skipped: usize,
         epoch: usize,
@@ -207,11 +208,17 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         let loss = read.map_err(|error| RecipeError::task(error.to_string()))?;
         // Where anybody looks, what is not finite is skipped; a loss scale that is too high skips, too.
         let failed = !loss.is_finite() && (self.scaler.is_disabled() || skipped == steps);
-        match failed {
+        // Of the last step no loss tells.
+        let broken = match self.scaler.is_disabled() {
+            true => not_finite(model)?,
+            false => None,
+        };
+        match failed || broken.is_some() {
             true => Err(RecipeError::Diverged {
                 stage: self.stage.clone(),
                 epoch,
                 loss,
+                parameter: broken,
             }),
             false => Ok(()),
         }
@@ -264,6 +271,10 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
                 return (task.loss)(outputs, targets);
             }
             let logits = (logits(&outputs), logits(&taught));
+            if let Err(error) = Distillation::check_logits(&logits.0) {
+                *refused.borrow_mut() = Some(error);
+                return (task.loss)(outputs, targets);
+            }
             let at_targets: Tensor<1> = (task.loss)(outputs, targets);
             distillation.blend(at_targets, logits, features)
         };
@@ -299,4 +310,25 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
 fn scaler(dtype: FloatDType, max_norm: Option<f32>) -> Result<GradScaler, RecipeError> {
     let config = GradScalerConfig::for_dtype(dtype);
     Ok(config.with_max_norm(max_norm).init()?)
+}
+
+/// The first parameter that trains and has an infinity or NaN.
+fn not_finite<M: Module>(model: &M) -> Result<Option<String>, RecipeError> {
+    struct Look(Result<Option<String>, RecipeError>);
+    impl PathVisitor for Look {
+        fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
+            if at.is_attached() || !param.is_require_grad() || !matches!(self.0, Ok(None)) {
+                return;
+            }
+            let all = param.base().without_autodiff().is_finite().all();
+            match all.try_into_scalar::<bool>() {
+                Ok(true) => {}
+                Ok(false) => self.0 = Ok(Some(at.path())),
+                Err(error) => self.0 = Err(RecipeError::task(error.to_string())),
+            }
+        }
+    }
+    let mut look = Look(Ok(None));
+    visit_with_path(model, &mut look);
+    look.0
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
@@ -30,16 +30,10 @@ pub(crate) struct Seen<'a> {
 /// Called with every tensor that a quantizer quantizes.
 pub(crate) type Watcher = dyn Fn(&Seen<'_>) + Send + Sync;
 
-/// What is done with a weight, of any rank, and its quantizer.
+/// What is done with a weight, of any rank, and its quantizer; the weight is what the quantizer is given, without
+/// gradient; what is stored, if that is quantized.
 pub(crate) trait WeightVisitor {
-    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Weight<D>);
-}
-
-/// A weight.
-pub(crate) struct Weight<const D: usize> {
-    pub(crate) id: ParamId,
-    /// What its quantizer is given, without gradient; what is stored, if that is quantized.
-    pub(crate) value: Tensor<D>,
+    fn visit<const D: usize>(&mut self, path: &str, quantizer: &FakeQuantize, weight: Tensor<D>);
 }
 
 /// Shows `visitor` every weight that carries a quantizer which is switched on.
@@ -66,10 +60,7 @@ struct Weights<'a, V> {
 impl<V: WeightVisitor> FloatVisitor for Weights<'_, V> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
         if let Some(quantizer) = self.quantizers.get(path) {
-            let weight = Weight {
-                id: param.id,
-                value: self.effective.given(path, param.base().without_autodiff()),
-            };
+            let weight = self.effective.given(path, param.base().without_autodiff());
             self.visitor.visit(path, quantizer, weight);
         }
     }

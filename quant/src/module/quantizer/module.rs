@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
+use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, Param};
 use burn::module::{ModuleMapper, ModuleVisitor};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Tensor};
 use burn_lean_graph::hooks;
 
 use super::{FakeQuantize, State};
@@ -51,7 +51,19 @@ impl FakeQuantize {
 /// to it, the observed range looks like any other parameter.
 fn mapped<M: ModuleMapper>(state: State, mapper: &mut M) -> State {
     let observer = state.observer.clone();
-    let state = state.map(mapper);
+    let learned = [
+        state.learned_scale.clone(),
+        state.learned_zero_point.clone(),
+    ];
+    let mut state = state.map(mapper);
+    // In a model that is cast or quantized as a whole scales stay numbers of F32.
+    let own = [&mut state.learned_scale, &mut state.learned_zero_point];
+    for (own, before) in own.into_iter().zip(learned) {
+        let stays = |scale: &Param<Tensor<1>>| scale.val().dtype() == DType::F32;
+        if !own.as_ref().is_none_or(stays) {
+            *own = before;
+        }
+    }
     if state.control.was_loaded {
         return state;
     }

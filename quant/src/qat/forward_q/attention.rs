@@ -82,6 +82,15 @@ impl ForwardQ<MhaInput> for MultiHeadAttention {
             return self.forward(input.into());
         }
         let [batch, seq_length, _] = input.query.dims();
+        let [of_keys, keys, _] = input.key.dims();
+        let [of_values, values, _] = input.value.dims();
+        // As the layer itself: one example would be repeated for all others.
+        assert_eq!(
+            [of_keys, of_values],
+            [batch; 2],
+            "batches of keys and values"
+        );
+        assert_eq!(keys, values, "lengths of keys and values");
         let heads = |layer: &Linear, x: Tensor<3>| {
             let [batch, seq_length, _] = x.dims();
             let x = layer.forward_q(x);
