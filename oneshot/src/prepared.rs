@@ -26,7 +26,8 @@ impl<M: Module> Compressed<M> {
     /// [`QatConfig`] attaches them: for `PretrainedFolder` of burn-lean-quant, which vLLM loads, for
     /// the ONNX files and the engine of burn-lean-deploy, and for QAT from here on.
     ///
-    /// With `activations`, the inputs of these layers are rounded, too, as the preset says
+    /// With `activations`, the inputs of linear layers among these are rounded, too (those of convolutions stay
+    /// floats), as the preset says
     /// ([`Preset::activations`](crate::Preset::activations)): symmetrically, with a scale for each token of the
     /// values at hand.
     ///

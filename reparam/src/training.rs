@@ -50,11 +50,20 @@ impl Training {
     /// Parameters are trained again if they were before [`Module::valid`]. A part that was not there, and
     /// tensors that Burn shows to no walk, train if anything does.
     pub fn restore<M: Module>(&self, model: M) -> M {
-        let model = match self.tensors.values().any(Option::is_some) {
+        let disabled = GradientCheckpointingStrategy::Disabled;
+        let mut strategies = self.tensors.values().flatten();
+        // `train` gives plain tensors, which no walk comes by, another strategy than these, and Burn refuses
+        // both in one operation: then they stay constants.
+        let one_by_one = strategies.any(|strategy| *strategy != disabled);
+        let model = match self.tensors.values().any(Option::is_some) && !one_by_one {
             true => model.train(),
             false => model,
         };
-        map_with_path(model, &mut Restore(self))
+        let mut restore = Restore {
+            training: self,
+            one_by_one,
+        };
+        map_with_path(model, &mut restore)
     }
 
     fn add(&mut self, at: &Trail, device: &Device) {
@@ -125,30 +134,38 @@ impl PathMapper for Strategies<'_> {
 
 /// The parameter on the device that it was on: what `train` left where it is stays as it is.
 macro_rules! restored {
-    ($training:expr, $at:ident, $param:ident) => {{
+    ($restore:expr, $at:ident, $param:ident) => {{
         let is_autodiff = $param.lazy_device().is_autodiff();
-        match $training.tensors.get(&$at.path()) {
+        match $restore.training.tensors.get(&$at.path()) {
             Some(None) if is_autodiff => $param.valid(),
-            _ => with_strategy!($training, $at, $param),
+            Some(Some(_)) if $restore.one_by_one && !is_autodiff => {
+                let param = $param.train();
+                with_strategy!($restore.training, $at, param)
+            }
+            _ => with_strategy!($restore.training, $at, $param),
         }
     }};
 }
 
-struct Restore<'a>(&'a Training);
+struct Restore<'a> {
+    training: &'a Training,
+    /// Whether tensors go back to training by themselves.
+    one_by_one: bool,
+}
 
 impl PathMapper for Restore<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let param = restored!(self.0, at, param);
-        match self.0.frozen.contains(&at.path()) && param.base().is_require_grad() {
+        let param = restored!(self, at, param);
+        match self.training.frozen.contains(&at.path()) && param.base().is_require_grad() {
             true => param.map(|tensor| tensor.set_require_grad(false)),
             false => param,
         }
     }
 
-    crate::map_kinds!(int, bool: |self, at, param| restored!(self.0, at, param));
+    crate::map_kinds!(int, bool: |self, at, param| restored!(self, at, param));
 
     fn flag(&mut self, at: &Trail, flag: Param<Flag>) -> Param<Flag> {
-        let was_on = self.0.flags.get(&at.path()).copied();
+        let was_on = self.training.flags.get(&at.path()).copied();
         match was_on.unwrap_or(flag.is_enabled()) {
             on if on == flag.is_enabled() => flag,
             // What `train` restores stays.
@@ -178,6 +195,28 @@ mod tests {
         weight: Param<Tensor<1>>,
         table: Tensor<1>,
         dropout: Dropout,
+    }
+
+    /// In one operation Burn takes one strategy.
+    #[test]
+    fn tables_are_constants_beside_tensors_with_another_strategy() {
+        let device = Device::flex().autodiff().gradient_checkpointing();
+        let net = Net {
+            weight: Param::from_data([2.0], &device),
+            table: Tensor::ones([1], &device),
+            dropout: DropoutConfig::new(0.5).init(),
+        };
+        let again = Training::of(&net).restore(net.valid());
+        let strategy = again
+            .weight
+            .val()
+            .device()
+            .gradient_checkpointing_strategy();
+        assert_eq!(strategy, Some(GradientCheckpointingStrategy::Balanced));
+        assert!(again.dropout.training.is_enabled());
+        let grads = (again.weight.val() * again.table * 3.0).sum().backward();
+        let gradient = again.weight.val().grad(&grads).unwrap();
+        assert_eq!(gradient.into_scalar::<f32>(), 3.0);
     }
 
     #[test]

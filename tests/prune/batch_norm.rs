@@ -140,6 +140,22 @@ fn a_frozen_batch_norm_of_a_quantized_model_is_measured_anew() {
     }
 }
 
+/// A norm for each few examples, as where a batch is computed in parts.
+#[test]
+fn a_layer_that_runs_by_parts_of_a_batch_has_its_average() {
+    let device = Device::flex().autodiff();
+    let norm = BatchNormConfig::new(1).init(&device);
+    let batch = |examples| Tensor::<2>::full([examples, 1], 5.0, &device);
+    let forward = |norm: &BatchNorm, x: &Tensor<2>| {
+        for part in x.clone().split(8, 0) {
+            norm.forward(part);
+        }
+    };
+    let renewed = recompute_batch_norm(norm, forward, [batch(32), batch(16)]).unwrap();
+    let found = values(renewed.running_mean.value_sync())[0];
+    assert!((found - 5.0).abs() < 1e-4, "{found}");
+}
+
 #[test]
 fn a_loss_for_each_example_is_refused() {
     let device = Device::flex();

@@ -172,6 +172,7 @@ fn averages<M: Module, B: Batch, O>(
         Ok(look(batch, far)?.with(from_zero, share))
     };
     let mut averages = Averages::default();
+    let mut two_tell = None;
     for batch in batches {
         batch.check()?;
         if batch.examples() == 0 {
@@ -181,12 +182,21 @@ fn averages<M: Module, B: Batch, O>(
         if from_zero.0.is_empty() {
             return Ok(None);
         }
-        // How often a layer runs depends on what examples are like, hardly on how many there are.
+        // How often a layer runs depends on what examples are like, hardly on how many there are. Where the
+        // first batch says otherwise, all of each is looked at again.
         let two = batch.slice(0..batch.examples().min(2));
-        let of_two = look(&two, 0.0).and_then(|zero| kept_by(&two, &zero));
-        let kept = match of_two {
-            Ok(kept) if kept.explains(&from_zero) => kept,
-            _ => kept_by(&batch, &from_zero)?,
+        let of_two = match two_tell {
+            Some(false) => None,
+            _ => look(&two, 0.0).and_then(|zero| kept_by(&two, &zero)).ok(),
+        };
+        let of_two = of_two.filter(|kept| kept.explains(&from_zero));
+        let kept = match (of_two, two_tell) {
+            (Some(kept), Some(true)) => kept,
+            (of_two, _) => {
+                let kept = kept_by(&batch, &from_zero)?;
+                two_tell.get_or_insert(of_two.is_some_and(|two| two.agrees(&kept)));
+                kept
+            }
         };
         averages.add(batch.examples() as f64, &from_zero, &kept);
     }
@@ -267,6 +277,14 @@ impl Statistics {
         let mut found = self.0.iter();
         let broken = found.find(|(_, values)| !values.iter().all(|value| value.is_finite()));
         broken.map(|(id, _)| *id)
+    }
+
+    /// Whether these shares are others', but for roundings.
+    fn agrees(&self, others: &Self) -> bool {
+        let near = |(one, other): (&f64, &f64)| (one - other).abs() < 1e-3;
+        self.0
+            .iter()
+            .all(|(id, own)| own.iter().zip(&others.0[id]).all(near))
     }
 
     /// Whether these shares, of some examples, can be those of a batch with these statistics from zero: as

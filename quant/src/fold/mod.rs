@@ -25,7 +25,8 @@ use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::{Tensors, record};
 use burn_lean_reparam::{
-    Attached, PathMapper, Rejected, Trail, attached, each_float, map_with_path, own_copy, settle,
+    Attached, PathMapper, PathVisitor, Rejected, Trail, attached, each_float, map_with_path,
+    own_copy, settle, visit_kinds, visit_with_path,
 };
 use serde::{Deserialize, Serialize};
 
@@ -220,7 +221,7 @@ struct Plan {
 
 fn plan<M: Module>(model: &M, pairs: &[FoldPair]) -> Result<Plan, QuantError> {
     let parameters = float_parameters::list(model);
-    let carried = attached(model);
+    let carried = Carried::of(model);
     let stored = Stored::of(model);
     let mut plan = Plan {
         values: HashMap::new(),
@@ -248,7 +249,7 @@ fn named(parameters: &[FloatParameter], pairs: &[FoldPair]) -> Vec<String> {
 }
 
 fn fold_pair(
-    (parameters, carried): (&[FloatParameter], &[Attached]),
+    (parameters, carried): (&[FloatParameter], &Carried),
     (stored, read): (&Stored, &HashMap<String, HostTensor>),
     pair: &FoldPair,
     plan: &mut Plan,
@@ -390,27 +391,54 @@ fn neutral_variance(epsilon: f64) -> f32 {
     neighbours.into_iter().find(is_neutral).unwrap_or(exact)
 }
 
+/// What the parameters of a model carry.
+struct Carried {
+    attached: Vec<Attached>,
+    /// Paths of the tensors of masks.
+    flags: Vec<String>,
+}
+
+impl Carried {
+    fn of<M: Module>(model: &M) -> Self {
+        struct Flags(Vec<String>);
+        impl PathVisitor for Flags {
+            visit_kinds!(int, bool: |self, at, _param| {
+                if at.is_attached() {
+                    self.0.push(at.path());
+                }
+            });
+        }
+        let mut flags = Flags(Vec::new());
+        visit_with_path(model, &mut flags);
+        Self {
+            attached: attached(model),
+            flags: flags.0,
+        }
+    }
+}
+
 /// A factor for each channel passes through the mask of a weight, and through casts; an offset, or a number in
 /// another's place, through casts alone.
 fn refuse_reparameterized(
-    (parameters, carried): (&[FloatParameter], &[Attached]),
+    (parameters, Carried { attached, flags }): (&[FloatParameter], &Carried),
     path: &str,
     is_weight: bool,
 ) -> Result<(), QuantError> {
+    let prefix = format!("{path}.");
     let holds_floats = || {
-        let prefix = format!("{path}.");
         let mut parameters = parameters.iter();
         parameters.any(|one| one.nested && one.path.starts_with(&prefix))
     };
+    let holds_flags = || flags.iter().any(|flags| flags.starts_with(&prefix));
     let passes = |one: &Attached| match one.name.as_str() {
         "master_weight" => true,
         "mask" => is_weight,
         // Of these two; adapters and quantizers have numbers of their own.
-        "chain" => is_weight && !holds_floats(),
+        "chain" => !holds_floats() && (is_weight || !holds_flags()),
         _ => false,
     };
-    let mut carried = carried.iter().filter(|one| one.path == path);
-    match carried.find(|one| !passes(one)) {
+    let mut attached = attached.iter().filter(|one| one.path == path);
+    match attached.find(|one| !passes(one)) {
         None => Ok(()),
         Some(one) => Err(QuantError::UnsupportedLayer {
             path: path.to_string(),

@@ -324,6 +324,7 @@ impl PtqConfig {
             (None, activation) => {
                 *activation = None;
                 config.outputs = false;
+                config.sums = false;
             }
             (Some(_), None) => {}
         }

@@ -239,7 +239,9 @@ impl QatConfig {
     /// As [`prepare`](Self::prepare), except for what is attached already.
     pub fn reparameterizer<M: Module>(&self, model: &M) -> Result<AttachQuantizers, QuantError> {
         self.validate()?;
-        if self.sums && self.sites.is_none() {
+        let rounds = |choice: &Override| choice.activation.is_some();
+        let rounds = self.activation.is_some() || self.overrides.iter().any(rounds);
+        if self.sums && rounds && self.sites.is_none() {
             return Err(QuantError::InvalidConfig {
                 field: "sums",
                 value: "true, while no forward pass was looked at".into(),

@@ -64,6 +64,8 @@ pub(crate) struct Trainer<'t, 's, 'r, 'a, M, I, T, O> {
     position: Position,
     /// Of the last step, without autodiff.
     loss: Option<Tensor<1>>,
+    /// Paths of parameters that had infinities before the training: a mask of attention, say.
+    infinite: Vec<String>,
 }
 
 impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
@@ -96,6 +98,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             scaler,
             position: Position::start_of(0),
             loss: None,
+            infinite: Vec::new(),
         })
     }
 
@@ -107,6 +110,9 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
     ) -> Result<M, RecipeError> {
         let model = join_copies(model);
         self.quantizes = !quantizers(&model).is_empty();
+        if self.scaler.is_disabled() {
+            self.infinite = not_finite(&model)?;
+        }
         self.optim = self.session.task.optimizer(&self.session.device);
         self.scaler = scaler(self.dtype, self.max_norm)?;
         self.position = Position::start_of(epochs.start);
@@ -211,8 +217,10 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         // Of the last step no loss tells.
         let broken = match self.scaler.is_disabled() {
             true => not_finite(model)?,
-            false => None,
+            false => Vec::new(),
         };
+        let mut broken = broken.into_iter();
+        let broken = broken.find(|path| !self.infinite.contains(path));
         match failed || broken.is_some() {
             true => Err(RecipeError::Diverged {
                 stage: self.stage.clone(),
@@ -271,7 +279,9 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
                 return (task.loss)(outputs, targets);
             }
             let logits = (logits(&outputs), logits(&taught));
-            if let Err(error) = Distillation::check_logits(&logits.0) {
+            if features.0.is_empty()
+                && let Err(error) = Distillation::check_logits(&logits.0)
+            {
                 *refused.borrow_mut() = Some(error);
                 return (task.loss)(outputs, targets);
             }
@@ -312,23 +322,24 @@ fn scaler(dtype: FloatDType, max_norm: Option<f32>) -> Result<GradScaler, Recipe
     Ok(config.with_max_norm(max_norm).init()?)
 }
 
-/// The first parameter that trains and has an infinity or NaN.
-fn not_finite<M: Module>(model: &M) -> Result<Option<String>, RecipeError> {
-    struct Look(Result<Option<String>, RecipeError>);
+/// Paths of the parameters that train and have an infinity or NaN.
+fn not_finite<M: Module>(model: &M) -> Result<Vec<String>, RecipeError> {
+    struct Look(Result<Vec<String>, RecipeError>);
     impl PathVisitor for Look {
         fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
-            if at.is_attached() || !param.is_require_grad() || !matches!(self.0, Ok(None)) {
+            let Ok(found) = &mut self.0 else { return };
+            if at.is_attached() || !param.is_require_grad() {
                 return;
             }
             let all = param.base().without_autodiff().is_finite().all();
             match all.try_into_scalar::<bool>() {
                 Ok(true) => {}
-                Ok(false) => self.0 = Ok(Some(at.path())),
+                Ok(false) => found.push(at.path()),
                 Err(error) => self.0 = Err(RecipeError::task(error.to_string())),
             }
         }
     }
-    let mut look = Look(Ok(None));
+    let mut look = Look(Ok(Vec::new()));
     visit_with_path(model, &mut look);
     look.0
 }

@@ -125,6 +125,7 @@ fn load_files<M: Module>(
         names,
         schemes: weight_schemes(model),
         weights: BTreeMap::new(),
+        spared: HashSet::new(),
         used: HashSet::new(),
         error: None,
     };
@@ -135,6 +136,7 @@ fn load_files<M: Module>(
     let Loader {
         schemes,
         weights,
+        spared,
         mut used,
         ..
     } = loader;
@@ -149,7 +151,9 @@ fn load_files<M: Module>(
         else {
             // What came as floats stays as it is: a range it has not seen is none to round by, and what the file
             // left out of the rounding is not rounded here.
-            let left_out = quantizer.keeps_range() || !weights.is_empty();
+            let path = located.parameter.as_ref();
+            let spared = path.is_some_and(|path| spared.contains(path)) && !weights.is_empty();
+            let left_out = quantizer.keeps_range() || spared;
             let stays = located.site == Site::Weight && !quantizer.has_range() && left_out;
             return match stays {
                 true => quantizer.with_enabled(false),
@@ -206,6 +210,8 @@ struct Loader<'a> {
     /// Of the weights that the model quantizes.
     schemes: HashMap<String, Scheme>,
     weights: BTreeMap<String, (QuantizedTensor, Place, Device, FloatDType)>,
+    /// Floats where the layout has a place for the codes that the model has.
+    spared: HashSet<String>,
     used: HashSet<String>,
     error: Option<QuantError>,
 }
@@ -276,6 +282,10 @@ impl Loader<'_> {
     ) -> Result<Tensor<D>, QuantError> {
         let (place, path) = (Place::at(at, D, self.names), at.path());
         let Some(codes) = self.contents.codes(&place, &mut self.used)? else {
+            let scheme = self.schemes.get(&path);
+            if place.turned && scheme.is_some_and(|scheme| scheme.format.is_int()) {
+                self.spared.insert(path);
+            }
             let data = self.plain(&place, shape, held, device)?;
             let dtype = data.dtype();
             return Ok(Tensor::from_data(data, (device, dtype)));
