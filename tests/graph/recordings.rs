@@ -282,7 +282,9 @@ fn a_recording_that_still_holds_is_kept() {
             };
             recordings.recording(&model, &x, forward, place, 0).unwrap();
         }
-        // At the first use, the second, the fourth, the 8th and the 16th.
-        assert_eq!(recorded.get(), 5, "verifies: {verifies}");
+        // At the first use, the second, the fourth, the 8th and the 16th; what a look without gradients shows is
+        // another pool, whose gradients are compared in the step after.
+        let expected = if verifies { 9 } else { 5 };
+        assert_eq!(recorded.get(), expected, "verifies: {verifies}");
     }
 }

@@ -146,6 +146,9 @@ fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
 #[test]
 fn learned_scales_stay_in_f32_in_a_model_that_is_cast_and_in_its_records() {
     on_tracked(|device| {
+        if !device.supports_dtype(DType::F16) {
+            return;
+        }
         let weight = WeightConfig::new().with_learned(Learned::Lsq);
         let config = QatConfig::new().with_activation(None).with_weight(weight);
         let prepared = |seed| {
