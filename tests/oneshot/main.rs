@@ -33,6 +33,7 @@ mod resume;
 mod rounded;
 mod scaling;
 mod streamed;
+mod zeros_with_codes;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};

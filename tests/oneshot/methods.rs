@@ -1,6 +1,6 @@
 //! Each method against a reference that is written out.
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{relu, silu};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -12,10 +12,10 @@ use burn_lean::oneshot::{
 use crate::parameter;
 use crate::support::{each_device, numbers, on_each, tensor, values, with_numbers};
 
-const INPUTS: usize = 12;
-const OUTPUTS: usize = 5;
+pub(crate) const INPUTS: usize = 12;
+pub(crate) const OUTPUTS: usize = 5;
 
-fn layer(device: &Device) -> Linear {
+pub(crate) fn layer(device: &Device) -> Linear {
     with_numbers(
         LinearConfig::new(INPUTS, OUTPUTS)
             .with_bias(false)
@@ -25,7 +25,7 @@ fn layer(device: &Device) -> Linear {
 }
 
 /// Inputs with something in common, so that one can make good for another.
-fn inputs(device: &Device) -> Vec<Tensor<2>> {
+pub(crate) fn inputs(device: &Device) -> Vec<Tensor<2>> {
     let mixed = |seed: u64| {
         let mut x = numbers(seed, 40 * INPUTS);
         for row in x.chunks_exact_mut(INPUTS) {
@@ -38,7 +38,7 @@ fn inputs(device: &Device) -> Vec<Tensor<2>> {
     vec![mixed(1), mixed(2)]
 }
 
-fn compressed(device: &Device, preset: Preset) -> Compressed<Linear> {
+pub(crate) fn compressed(device: &Device, preset: Preset) -> Compressed<Linear> {
     let done =
         OneShot::new(preset).compress(layer(device), inputs(device), |layer, x| layer.forward(x));
     done.unwrap()
@@ -60,7 +60,7 @@ fn gram() -> Vec<Vec<f64>> {
 }
 
 /// The weight by outputs.
-fn rows(layer: &Linear) -> Vec<Vec<f64>> {
+pub(crate) fn rows(layer: &Linear) -> Vec<Vec<f64>> {
     let weight = values(layer.weight.val().transpose());
     weight
         .chunks_exact(INPUTS)
@@ -69,7 +69,7 @@ fn rows(layer: &Linear) -> Vec<Vec<f64>> {
 }
 
 /// ½ Σ (q − w)ᵀ H (q − w).
-fn output_error(model: &Linear) -> f64 {
+pub(crate) fn output_error(model: &Linear) -> f64 {
     let (gram, dense) = (gram(), rows(&layer(&Device::flex())));
     let mut sum = 0.0;
     for (q, w) in rows(model).iter().zip(&dense) {
@@ -163,7 +163,12 @@ fn near(expected: &[Vec<f64>], model: &Linear, what: &str) {
     }
 }
 
-fn grid(bits: u8, group: Option<usize>, symmetric: bool, rounding: Rounding) -> Quantize {
+pub(crate) fn grid(
+    bits: u8,
+    group: Option<usize>,
+    symmetric: bool,
+    rounding: Rounding,
+) -> Quantize {
     Quantize::new(bits)
         .with_group(group)
         .with_symmetric(symmetric)
@@ -401,29 +406,6 @@ fn two_of_four_are_kept_where_ranges_move_while_codes_are_chosen() {
     }
 }
 
-#[test]
-fn zeros_and_grid_points_together_beat_one_after_the_other() {
-    let device = Device::flex();
-    let quantize = grid(3, Some(4), true, Rounding::refined());
-    let prune = Prune::new(Pattern::PerLayer(0.5), PruneMethod::BestSubset);
-    let mut both = Preset::new()
-        .with_prune(Some(prune))
-        .with_quantize(Some(quantize.clone()));
-    both.target = Target::OwnInputs;
-    let together = compressed(&device, both.clone());
-    let grid = together.weights[0].grid.as_ref().unwrap();
-    assert_eq!(grid.values(INPUTS), together.weights[0].values);
-    assert!(together.weights[0].zeros() >= INPUTS * OUTPUTS / 2);
-
-    let mut nearest = both;
-    nearest.quantize.as_mut().unwrap().rounding = Rounding::Nearest;
-    let (one, other) = (
-        output_error(&together.model),
-        output_error(&compressed(&device, nearest).model),
-    );
-    assert!(one < 0.95 * other, "{one} against {other}");
-}
-
 /// What factors move through: a norm to two layers, a gate, a rectifier.
 #[derive(Module, Debug)]
 struct Chain {
@@ -536,78 +518,4 @@ fn awq_beats_plain_rounding_where_inputs_differ_in_size() {
     };
     let (plain, scaled) = (error(None), error(Some(Scaling::Awq)));
     assert!(scaled < 0.7 * plain, "{scaled} against {plain}");
-}
-
-/// Zeros that move lower the objective, and stay as many, where the pattern has them.
-#[test]
-fn zeros_that_move_lower_the_objective_within_their_pattern() {
-    let device = Device::flex();
-    for (pattern, group) in [
-        (Pattern::PerOutput(0.5), None),
-        (Pattern::NOfM { n: 2, m: 4 }, Some(4)),
-    ] {
-        let error = |exchange: bool| {
-            let quantize = grid(2, None, true, Rounding::refined()).with_exchange_zeros(exchange);
-            let prune = Prune::new(pattern, PruneMethod::BestSubset);
-            let preset = Preset::new()
-                .with_prune(Some(prune))
-                .with_quantize(Some(quantize));
-            let done = compressed(&device, preset);
-            for row in rows(&done.model) {
-                let nonzeros = |row: &[f64]| row.iter().filter(|w| **w != 0.0).count();
-                assert!(nonzeros(&row) <= INPUTS - INPUTS / 2);
-                if let Some(m) = group {
-                    assert!(row.chunks(m).all(|group| nonzeros(group) <= 2));
-                }
-            }
-            done.report.layers[0].relative_error
-        };
-        let (stay, moved) = (error(false), error(true));
-        assert!(moved < stay, "{pattern}: {moved} against {stay}");
-    }
-}
-
-#[test]
-fn zeros_move_only_where_there_are_some_and_codes_are_searched() {
-    let quantize = |rounding| {
-        Some(
-            Quantize::new(4)
-                .with_rounding(rounding)
-                .with_exchange_zeros(true),
-        )
-    };
-    let dense = Preset::new().with_quantize(quantize(Rounding::refined()));
-    let prune = Some(Prune::new(Pattern::PerOutput(0.5), PruneMethod::BestSubset));
-    let nearest = Preset::new()
-        .with_prune(prune)
-        .with_quantize(quantize(Rounding::Nearest));
-    for preset in [dense, nearest] {
-        assert_says!(preset.validate().unwrap_err(), "exchange_zeros");
-    }
-}
-
-/// An output that keeps no weight has nothing to round.
-#[test]
-fn an_output_without_weights_stays_zero_in_every_order() {
-    let device = Device::flex();
-    let mut dead = layer(&device);
-    let mut weights = values(dead.weight.val());
-    // The first output, whose weights are a column.
-    weights.iter_mut().step_by(OUTPUTS).for_each(|w| *w = 0.0);
-    dead.weight = Param::from_data(TensorData::new(weights, [INPUTS, OUTPUTS]), &device);
-    for activation_order in [false, true] {
-        let rounding = Rounding::Compensated {
-            activation_order,
-            sweeps: 0,
-        };
-        let prune = Prune::new(Pattern::PerLayer(0.5), PruneMethod::Magnitude);
-        let preset = Preset::new()
-            .with_quantize(Some(Quantize::new(4).with_rounding(rounding)))
-            .with_prune(Some(prune))
-            .as_published();
-        let done = OneShot::new(preset).compress(dead.clone(), inputs(&device), Linear::forward);
-        let weight = values(done.unwrap().model.weight.val());
-        assert!(weight.iter().step_by(OUTPUTS).all(|w| *w == 0.0));
-        assert!(weight.iter().any(|w| *w != 0.0));
-    }
 }

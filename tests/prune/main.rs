@@ -31,6 +31,7 @@ mod quantized_record;
 mod recording;
 mod reference;
 mod report;
+mod rewind;
 mod running_statistics;
 mod schedule;
 mod selection;

@@ -2,22 +2,21 @@
 
 use burn::module::{Module, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Linear, LinearConfig, LinearLayout};
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback};
 use burn_lean::prune::{
     Budget, LayerKind, Layout, Masks, PruneError, Selection, SparsityPattern, masks::ParameterMask,
-    rewind,
 };
 use burn_lean::quant::QatConfig;
 use burn_lean::reparam::{AttachError, ChainReparameterizer, attach, attached};
 
-use crate::support::{each_device, numbers, on_tracked, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, numbers, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
-struct Model {
+pub(crate) struct Model {
     conv: Conv2d,
     linear: Linear,
 }
@@ -29,7 +28,7 @@ impl Model {
     }
 }
 
-fn dense(device: &Device) -> Model {
+pub(crate) fn dense(device: &Device) -> Model {
     let model = Model {
         conv: Conv2dConfig::new([1, 2], [2, 2]).init(device),
         linear: LinearConfig::new(2 * 2 * 2, 3).init(device),
@@ -45,7 +44,7 @@ fn layout() -> Layout {
 }
 
 /// Keeps the weights whose index is a multiple of `every`.
-fn masks(every: usize) -> Masks {
+pub(crate) fn masks(every: usize) -> Masks {
     let support: Vec<usize> = (0..layout().len()).step_by(every).collect();
     Masks::from_support(&layout(), &support).unwrap()
 }
@@ -56,7 +55,7 @@ fn loss(model: &Model, seed: u64) -> Tensor<1> {
     (model.forward(x) - 1.0).square().mean()
 }
 
-fn train(mut model: Model, optim: &mut ModuleOptimizer, steps: u64) -> Model {
+pub(crate) fn train(mut model: Model, optim: &mut ModuleOptimizer, steps: u64) -> Model {
     for step in 0..steps {
         let grads = loss(&model, step).backward();
         let grads = GradientsParams::from_grads(grads, &model);
@@ -83,7 +82,7 @@ fn effective(model: &Model) -> Vec<f32> {
 }
 
 /// Asserts positive zeros exactly where `masks` prunes.
-fn assert_zeros(model: &Model, masks: &Masks) {
+pub(crate) fn assert_zeros(model: &Model, masks: &Masks) {
     let kept = masks.parameters().iter().flat_map(ParameterMask::kept);
     for (at, (value, kept)) in effective(model).into_iter().zip(kept).enumerate() {
         match kept {
@@ -353,40 +352,6 @@ fn a_weight_that_returns_starts_from_zero() {
     });
 }
 
-#[test]
-fn rewinding_resets_the_survivors_and_holds_the_zeros() {
-    on_tracked(|device| {
-        let early = dense(&device);
-        let late = train(early.clone(), &mut SgdConfig::new().init(), 3);
-        let plain = early.clone().into_record();
-        let masked = masks(2).attach(early.clone()).unwrap().into_record();
-        for record in [plain, masked] {
-            let model = masks(4).attach(late.clone()).unwrap();
-            let model = rewind(model, record).unwrap();
-            assert_eq!(Masks::of(&model).unwrap(), masks(4));
-            let expected = masks(4).attach(early.clone()).unwrap();
-            assert_eq!(parameters(&model), parameters(&expected));
-            let model = train(model, &mut AdamWConfig::new().init(), 2);
-            assert_zeros(&model, &masks(4));
-        }
-    });
-}
-
-#[test]
-fn rewinding_refuses_other_records_and_models_without_masks() {
-    let device = Device::flex();
-    let record = dense(&device).into_record();
-    let error = rewind(dense(&device), record.clone()).unwrap_err();
-    assert_eq!(error.into_error(), PruneError::NoMasks);
-
-    let other = LinearConfig::new(8, 3).init(&device).into_record();
-    let model = masks(4).attach(dense(&device)).unwrap();
-    let before = parameters(&model);
-    let rejected = rewind(model, other).unwrap_err();
-    assert_matches!(rejected.error(), PruneError::Record { .. });
-    assert_eq!(parameters(rejected.value()), before);
-}
-
 fn half_precision() -> [AutocastConfig; 2] {
     [FloatDType::F16, FloatDType::BF16]
         .map(|dtype| AutocastConfig::new(dtype).with_fallback(Fallback::Emulate))
@@ -591,37 +556,4 @@ fn what_was_made_for_another_copy_attaches_nothing_and_says_so() {
     // No masks at all are no mistake.
     let model = Masks::new(vec![]).unwrap().attach(dense(&device)).unwrap();
     assert_eq!(attached(&model).len(), 0);
-}
-
-/// Its record is transposed: Burn compares the shape with that of the weight, once it was used.
-#[test]
-fn rewinding_takes_a_layer_in_column_layout() {
-    let device = Device::flex().autodiff();
-    let config = LinearConfig::new(16, 8).with_layout(LinearLayout::Col);
-    let early: Linear = with_numbers(config.init(&device), 1);
-    let late = with_numbers(early.clone(), 2);
-    let layout = Selection::of(&early, None).unwrap().layout().clone();
-    let support: Vec<usize> = (0..layout.len()).step_by(3).collect();
-    let masks = Masks::from_support(&layout, &support).unwrap();
-    let plain = early.clone().into_record();
-    let masked = masks.attach(early.clone()).unwrap().into_record();
-    let expected = masks.attach(early).unwrap();
-    for record in [plain, masked] {
-        let layer = masks.attach(late.clone()).unwrap();
-        let layer = rewind(layer, record).unwrap();
-        assert_eq!(parameters(&layer), parameters(&expected));
-        let rewound = values(layer.weight.val());
-        assert_eq!(rewound, values(expected.weight.val()));
-
-        let x = tensor::<2>(3, [4, 16], &device);
-        let grads = (layer.forward(x) - 1.0).square().mean().backward();
-        let grads = GradientsParams::from_grads(grads, &layer);
-        let mut optim = SgdConfig::new().init();
-        let trained = values(optim.step(0.05, layer, grads).weight.val());
-        assert_ne!(trained, rewound);
-        let nonzeros: Vec<usize> = (0..trained.len())
-            .filter(|at| trained[*at] != 0.0)
-            .collect();
-        assert_eq!(nonzeros, support);
-    }
 }
