@@ -30,21 +30,20 @@ impl<E> Files<E> {
     /// As [`write`](Self::write), of a file that `write` writes at the path that it is given.
     ///
     /// What a killed process left of the same file is removed before.
-    pub fn replace<F>(
-        &self,
-        path: &Path,
-        write: impl FnOnce(&Path) -> Result<(), F>,
-    ) -> Result<(), E>
-    where
-        E: From<F>,
-    {
+    fn replace(&self, path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
         let failed = self.failed("cannot write", path);
         clear(path);
         // Held until the file is in its place.
         let (partial, _file) = beside(path).map_err(&failed)?;
-        let written = write(&partial).map_err(E::from).and_then(|()| {
+        let written = write(&partial).and_then(|()| {
             let file = File::options().write(true).open(&partial);
             file.and_then(|file| file.sync_all()).map_err(&failed)?;
+            // Who may read the old one may read the new one, and nobody else.
+            if let Ok(old) = fs::symlink_metadata(path)
+                && old.is_file()
+            {
+                fs::set_permissions(&partial, old.permissions()).map_err(&failed)?;
+            }
             fs::rename(&partial, path).map_err(&failed)
         });
         if written.is_err() {
@@ -208,6 +207,20 @@ mod tests {
     }
 
     #[test]
+    fn a_new_file_may_be_read_by_whom_the_old_one_could_be() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.bin");
+        FILES.write(&path, b"old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        FILES.write(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
     fn a_write_leaves_what_others_are_writing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.bin");
@@ -217,7 +230,7 @@ mod tests {
                 // Another thread or process writes the same file meanwhile.
                 FILES.write(&path, b"second").unwrap();
                 assert_eq!(fs::read(partial).unwrap(), b"first");
-                Ok::<(), String>(())
+                Ok(())
             })
             .unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"first");

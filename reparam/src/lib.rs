@@ -15,8 +15,10 @@
 //! - [`visit_with_path`], [`map_with_path`]: Burn's visitors and mappers, told where they are;
 //! - [`attached`]: which parameters already carry one, and its name;
 //! - [`Training`]: which parts of a model train;
+//! - [`map_leaf`]: a parameter with another value, which trains as before;
 //! - [`join_copies`]: one tensor in all copies of a parameter;
 //! - [`column_layout`]: weights that records hold transposed, made ready to load;
+//! - [`reductions`]: maxima, sums and tests of whole tensors in several steps;
 //! - [`Rejected`]: an error that gives the caller's model back;
 //! - [`Files`]: files that are complete or not there.
 //!
@@ -54,6 +56,7 @@ pub mod column_layout;
 mod files;
 mod find;
 mod floats;
+pub mod reductions;
 mod rejected;
 #[doc(hidden)]
 pub mod sealed;
@@ -71,7 +74,7 @@ pub use floats::{
     AnyFloat, FloatVisitor, each_float, each_plain_float, visit_floats, visit_plain_floats,
 };
 pub use rejected::Rejected;
-pub use ties::join_copies;
+pub use ties::{has_copies, join_copies};
 pub use trail::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
-pub use training::{Training, evaluated_with_gradients, own_copy, settle};
+pub use training::{Training, evaluated_with_gradients, map_leaf, own_copy, settle};
 pub use unlink::unlink_before;

@@ -41,6 +41,19 @@ impl<T, E> Rejected<T, E> {
     pub fn into_parts(self) -> (T, E) {
         *self.0
     }
+
+    /// The same value with another reason: that of a caller with an error of its own.
+    ///
+    /// ```
+    /// use burn_lean_reparam::Rejected;
+    ///
+    /// let rejected = Rejected::new("model", 404).map_error(|code| format!("error {code}"));
+    /// assert_eq!(rejected.into_parts(), ("model", "error 404".to_string()));
+    /// ```
+    pub fn map_error<F>(self, map: impl FnOnce(E) -> F) -> Rejected<T, F> {
+        let (value, error) = self.into_parts();
+        Rejected::new(value, map(error))
+    }
 }
 
 impl<T, E: fmt::Debug> fmt::Debug for Rejected<T, E> {

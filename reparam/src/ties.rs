@@ -1,16 +1,17 @@
 //! One tensor in all copies of a parameter.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 /// `model` with one tensor in all copies of a parameter that trains: its gradient is that of all of them,
 /// and what an optimizer gave the first one alone, the others have, too.
 ///
 /// Burn's optimizers step the first copy of a parameter that several modules hold, and leave the others as
-/// they are: call it before the first step, and after each. Copies of a frozen parameter stay as they are.
+/// they are: call it before the first step, and after each. Under Burn's Learner, which takes copies apart when it
+/// puts a model on a device, `Amp` and `AfterStep` do. Copies of a frozen parameter stay as they are.
 ///
 /// ```
 /// use burn::module::Module;
@@ -48,6 +49,29 @@ impl ModuleMapper for Join {
                 self.0.insert(param.id, param.base().into_dispatch());
                 param
             }
+        }
+    }
+}
+
+/// Whether a parameter that trains is in several places of `model`: whether [`join_copies`] has something
+/// to join.
+pub fn has_copies<M: Module>(model: &M) -> bool {
+    let mut copies = Copies::default();
+    model.visit(&mut copies);
+    copies.found
+}
+
+/// The parameters that were met, and whether one of them was met again.
+#[derive(Default)]
+struct Copies {
+    met: HashSet<ParamId>,
+    found: bool,
+}
+
+impl ModuleVisitor for Copies {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            self.found |= !self.met.insert(param.id);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, ModuleMapper, Param};
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 
@@ -172,6 +172,55 @@ impl PathMapper for Restore<'_> {
             on => flag.map(|flag| flag.with(on)),
         }
     }
+}
+
+/// The parameter with the value that `change` makes of its base: a leaf again, which trains if it did before.
+///
+/// What an operation makes has neither gradients of its own nor the mark by which Burn's distributed training
+/// reduces them; [`Tensor::detach`] keeps neither of what the operation was given. In a mapper: what the
+/// parameter carries is taken off, as by [`Param::map`].
+///
+/// ```
+/// use burn::module::{Module, ModuleMapper, Param};
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_reparam::map_leaf;
+///
+/// struct Clip;
+///
+/// impl ModuleMapper for Clip {
+///     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+///         map_leaf(param, |value| value.clamp(-0.1, 0.1))
+///     }
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(2, 1).init(&device).map(&mut Clip);
+/// assert!(model.weight.is_require_grad());
+/// ```
+pub fn map_leaf<const D: usize>(
+    param: Param<Tensor<D>>,
+    change: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Param<Tensor<D>> {
+    let id = param.id;
+    param.map(|old| {
+        let Some(strategy) = old.gradient_checkpointing_strategy() else {
+            return change(old).without_autodiff();
+        };
+        let trains = old.is_require_grad();
+        // Burn has no answer for a quantized one.
+        let is_quantized = matches!(old.dtype(), DType::QFloat(_));
+        let is_distributed = !is_quantized && old.is_distributed();
+        let leaf = change(old)
+            .without_autodiff()
+            .autodiff()
+            .with_gradient_checkpointing_strategy(strategy)
+            .set_require_grad(trains);
+        match is_distributed {
+            true => leaf.set_distributed(id),
+            false => leaf,
+        }
+    })
 }
 
 /// Takes in the BatchNorm statistics of the last training step.
