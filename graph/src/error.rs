@@ -1,5 +1,7 @@
 //! What cannot be recorded or executed, and what to do then.
 
+use std::path::PathBuf;
+
 /// Why a forward pass could not be recorded or executed as a graph.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -51,6 +53,15 @@ pub enum GraphError {
         found: String,
         /// Where the others are.
         device: String,
+    },
+    /// A model or a tensor is on a backend that this project has no operations for.
+    #[error(
+        "there are no operations of burn-lean for the backend {backend}: move the model and its inputs to flex, \
+         to ndarray, or to a device of CubeCL (wgpu, Vulkan, Metal, CUDA, its CPU runtime)"
+    )]
+    UnsupportedBackend {
+        /// Burn's name of the backend.
+        backend: String,
     },
     /// The result of the closure holds no tensor.
     #[error(
@@ -154,8 +165,13 @@ pub enum GraphError {
     #[error("the walk has begun: give its original inputs before the first step")]
     Started,
     /// Activations could not be written to a file or read back.
-    #[error("activations cannot be kept in files: {reason}. Free space there, or choose a folder")]
+    #[error(
+        "activations cannot be kept in files in {}: {reason}. Free space there, or choose another folder",
+        .folder.display()
+    )]
     Spill {
+        /// The folder.
+        folder: PathBuf,
         /// What the system said.
         reason: String,
     },

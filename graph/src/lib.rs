@@ -37,10 +37,12 @@
 //! | a `RunningState` that is updated with a tensor from outside | [`GraphError::RunningState`] |
 //! | numbers made on the host | part of the recording: record again where they change |
 //! | random numbers | fresh in each execution |
+//! | a cast to the dtype that a tensor has in the recording | none: Burn records nothing |
 //! | plain tensors in modules | constants: read from the device by each recording, uploaded by each execution |
 //! | one BatchNorm in training that is called twice | [`GraphError::Forward`]: call it once, on the concatenated views, or do without a recording |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod backend;
 mod capture;
 mod conversions;
 mod error;
@@ -61,6 +63,7 @@ mod units;
 mod verify;
 mod walk;
 
+pub use backend::{BackendKind, in_host_memory};
 pub use conversions::round_all;
 pub use error::GraphError;
 pub use execute::{HalfStorage, Observed, Observer, take_replaced_states};
@@ -75,7 +78,7 @@ pub use sites::{Place, SiteUse, Views};
 #[doc(hidden)]
 pub use tensors::plain;
 pub use tensors::{
-    Form, TensorMapper, Tensors, cloned, description, input_device, shapes, signature,
+    Form, TensorMapper, Tensors, as_constants, cloned, description, input_device, shapes, signature,
 };
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};

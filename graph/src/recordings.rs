@@ -46,8 +46,11 @@ struct Known {
     varies: bool,
     /// Whether the gradients are those of the model.
     is_verified: bool,
-    /// What the recordings had whose gradients were compared; `None` where Burn cannot record them.
+    /// What the recordings had whose gradients were compared, or so often not finite that they are no longer tried
+    /// in each step; `None` where Burn cannot record them.
     compared: Option<Arc<HashSet<u64>>>,
+    /// How often gradients were not finite since they were compared.
+    not_finite: u32,
     /// Whether a recording had more than that: the next one that has is compared, too.
     watches: bool,
     /// How often it was asked for.
@@ -59,6 +62,10 @@ const AGAIN: u64 = 8;
 
 /// The same of whether a recording that is kept still holds.
 const AGAIN_KEPT: u64 = 2;
+
+/// How often gradients are tried in one step after the other, where they are not finite: weights that make them so
+/// move away, a derivative at infinity stays.
+const TRIES: u32 = 4;
 
 fn is_repeated(uses: u64, from: u64) -> bool {
     uses >= from && uses.is_power_of_two()
@@ -117,7 +124,7 @@ struct Entry {
 struct LastUsed {
     recordings: HashMap<Kept, Entry>,
     uses: u64,
-    /// Forward passes whose numbers change from step to step.
+    /// Forward passes whose numbers change from step to step: of them no recording is kept.
     changing: HashSet<Pass>,
 }
 
@@ -129,6 +136,14 @@ impl LastUsed {
         entry.last = self.uses;
         entry.uses += 1;
         Some((&*entry.recording, entry.uses))
+    }
+
+    /// Keeps no recording of a forward pass any more, of other shapes neither; gives those that were kept.
+    fn give_up(&mut self, pass: Pass) -> Vec<Entry> {
+        let of_it = self.recordings.extract_if(|kept, _| kept.pass == pass);
+        let given_up = of_it.map(|(_, entry)| entry).collect();
+        self.changing.insert(pass);
+        given_up
     }
 
     fn insert(&mut self, kept: Kept, recording: Box<dyn Any + Send>) {
@@ -168,7 +183,8 @@ struct Memory {
 /// Where a later step has operations that those before it lacked, or a number of another order of
 /// magnitude (the weight of a term of the loss that begins at 0), gradients are compared once more, in
 /// the step after it; and in any case at the 8th step, the 16th, the 32nd and so on, since a share of the gradients that is
-/// small at first may grow. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
+/// small at first may grow. Gradients that are not finite are tried again in the next step, after four times at those
+/// steps alone. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
 /// which is compared, but not on a number or on what the closure captures where the operations are the
 /// same: that is seen at those steps alone.
 ///
@@ -276,18 +292,23 @@ impl Recordings {
         let recording = Arc::new(recording);
         let change = known.and_then(|(known, _)| change(&known.graph, &recording.graph));
         let mut recordings = lock(&self.memory.recordings);
-        match change {
+        let given_up = match change {
             Some(what) => {
                 tracing::warn!(
                     place = %kept.pass.caller,
                     "{what} changes from step to step, and a kept recording has it as it was: this forward pass is \
                      recorded in every step from here on, without `cached`"
                 );
-                recordings.changing.insert(kept.pass);
+                recordings.give_up(kept.pass)
             }
-            None => recordings.insert(kept, Box::new(recording.clone())),
-        }
+            None => {
+                recordings.insert(kept, Box::new(recording.clone()));
+                Vec::new()
+            }
+        };
         drop(recordings);
+        // Without the lock: there may be much in them.
+        drop(given_up);
         Ok(recording)
     }
 
@@ -368,6 +389,7 @@ impl Recordings {
             varies: Form::of(&recording.form).0 != Form::of(&()).0,
             is_verified,
             compared,
+            not_finite: known.as_ref().map_or(0, |known| known.not_finite),
             uses: known.as_ref().map_or(1, |known| known.uses),
             watches: match seeks {
                 Seeks::Results => watches && !is_new,
@@ -378,11 +400,18 @@ impl Recordings {
             if !is_verified || is_new || again {
                 let verified = recording.verify_gradients(model, input)?;
                 warn_of(verified, &pass);
+                let is_finite = verified != Verified::NotFinite;
+                now.not_finite = if is_finite { 0 } else { now.not_finite + 1 };
                 // One that was compared before stays so.
-                let is_open = verified == Verified::NotFinite && (is_new || !is_verified);
+                let is_open = !is_finite && (is_new || !is_verified) && now.not_finite < TRIES;
                 now.is_verified = !is_open;
                 now.watches = false;
-                if verified == Verified::Same {
+                let is_known = match verified {
+                    Verified::Same => true,
+                    Verified::NotFinite => !is_open,
+                    Verified::NotRecorded => false,
+                };
+                if is_known {
                     let seen = now.compared.iter().flat_map(|seen| seen.iter().copied());
                     now.compared = Some(Arc::new(seen.chain(parts(&recording.graph)).collect()));
                 }

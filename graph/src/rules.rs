@@ -1,8 +1,8 @@
 //! In which precision each operation of a graph is executed.
 
-use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId};
+use burn::backend::ir::{BaseOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn::tensor::{DType, FloatDType};
-use rustc_hash::FxHashMap as HashMap;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use crate::graph::composite::CompositeKind;
 use crate::{Graph, Node};
@@ -101,6 +101,17 @@ pub struct Assignment {
     pub widened: bool,
 }
 
+/// Whether `reader` adds what `made` gives to the logits of an attention: numbers there may be some that no half
+/// dtype has.
+fn takes_as_bias(reader: &Node<'_>, made: Node<'_>) -> bool {
+    let OperationIr::Module(ModuleOperationIr::Attention(attention)) = reader.operation() else {
+        return false;
+    };
+    let bias = attention.attn_bias.as_ref();
+    let mut outputs = made.operation().outputs();
+    bias.is_some_and(|bias| outputs.any(|tensor| tensor.id == bias.id))
+}
+
 /// Whether rules may cast a tensor of this dtype: F32 and half, not F64 and what is quantized.
 pub fn is_castable(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::Flex32 | DType::F16 | DType::BF16)
@@ -129,7 +140,7 @@ impl Graph {
                 };
             }
         }
-        self.cast_before_moves(&mut precisions);
+        self.cast_before_moves(&mut precisions, rules.arithmetic());
         let mut dtypes: HashMap<TensorId, DType> = self.stored.clone();
         let mut assigned: Vec<Assignment> = self
             .nodes()
@@ -140,20 +151,68 @@ impl Graph {
     }
 
     /// What is only moved, or cut off at zero, on its way to readers in half is cast before: the
-    /// numbers are the same, and what is kept for the backward pass is half. Not what is looked up, whose
-    /// gradients are added.
-    fn cast_before_moves(&self, precisions: &mut [Precision]) {
+    /// numbers are the same, and what is kept for the backward pass is half. Not where gradients are added.
+    fn cast_before_moves(&self, precisions: &mut [Precision], arithmetic: Arithmetic) {
+        let of_parameters = match arithmetic {
+            Arithmetic::Native => self.computed_from_parameters(),
+            Arithmetic::Widened | Arithmetic::Emulated => HashSet::default(),
+        };
         for index in (0..precisions.len()).rev() {
             let node = self.node(index);
+            let in_half = |reader: &Node<'_>| {
+                precisions[reader.index()] == Precision::Half && !takes_as_bias(reader, node)
+            };
             if precisions[index] == Precision::Widest
                 && node.hook().is_none()
                 && node.moves()
-                && !node.looks_up()
-                && self.is_read_by(node, |reader| precisions[reader.index()] == Precision::Half)
+                && !self.adds_gradients(node, arithmetic, &of_parameters)
+                && self.is_read_by(node, in_half)
             {
                 precisions[index] = Precision::Half;
             }
         }
+    }
+
+    /// What comes of parameters and constants alone.
+    fn computed_from_parameters(&self) -> HashSet<TensorId> {
+        let parameters = self.parameters.iter().map(|parameter| parameter.tensor);
+        let mut known: HashSet<TensorId> =
+            parameters.chain(self.constants.keys().copied()).collect();
+        for operation in &self.operations {
+            let mut inputs = operation.inputs().peekable();
+            if inputs.peek().is_some() && inputs.all(|tensor| known.contains(&tensor.id)) {
+                known.extend(operation.outputs().map(|tensor| tensor.id));
+            }
+        }
+        known
+    }
+
+    /// Whether its backward pass adds up any number of gradients in the dtype of its operand, or many come to
+    /// its result: it looks up places; or the device adds in half itself, and its windows overlap, or it moves
+    /// parameters, or what is computed from them, once for all that read it.
+    fn adds_gradients(
+        &self,
+        node: Node<'_>,
+        arithmetic: Arithmetic,
+        of_parameters: &HashSet<TensorId>,
+    ) -> bool {
+        if node.looks_up() || arithmetic != Arithmetic::Native {
+            return node.looks_up();
+        }
+        if let OperationIr::BaseFloat(BaseOperationIr::Unfold(windows)) = node.operation()
+            && windows.size > windows.step
+        {
+            return true;
+        }
+        // What it repeats would be cast at its full size.
+        let elements = |tensor: &TensorIr| tensor.shape.num_elements();
+        let made = node.operation().outputs().next();
+        let repeats = match (node.moved(), made) {
+            (Some(from), Some(to)) => elements(to) > elements(from),
+            _ => false,
+        };
+        let is_shared = node.readers().nth(1).is_some();
+        is_shared && !repeats && made.is_some_and(|made| of_parameters.contains(&made.id))
     }
 
     /// The result of a product that is computed in F32 anyway is not rounded for readers in F32.

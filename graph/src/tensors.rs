@@ -1,5 +1,7 @@
 //! Values made of tensors: what a recorded forward pass takes and returns.
 
+mod constants;
+
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
 
@@ -9,6 +11,7 @@ use burn::nn::{LstmState, RnnState};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use crate::capture;
+pub use constants::as_constants;
 
 /// What is done to each tensor of a value.
 pub trait TensorMapper {

@@ -12,6 +12,7 @@ use burn::backend::{
 };
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
+use burn_lean_reparam::reductions;
 
 use crate::hooks::Noted;
 use crate::interpret::noise;
@@ -485,7 +486,10 @@ fn visible(input: DispatchTensor) -> DispatchTensor {
     let flat = Shape::new([shape.num_elements()]);
     if input.dtype().is_bool() {
         let values = Tensor::<1, Bool>::from_dispatch(Dispatch::bool_reshape(input.clone(), flat));
-        let [any, all] = [values.clone().any(), values.clone().all()];
+        let [any, all] = [
+            reductions::any(values.clone()),
+            reductions::all(values.clone()),
+        ];
         if any.into_scalar::<bool>() != all.into_scalar::<bool>() {
             return input;
         }
@@ -499,7 +503,7 @@ fn visible(input: DispatchTensor) -> DispatchTensor {
     }
     let dtype = FloatDType::from(input.dtype());
     let values = Tensor::<1>::from_dispatch(Dispatch::float_reshape(input.clone(), flat));
-    let largest = values.clone().abs().max().cast(FloatDType::F32);
+    let largest = reductions::max(values.clone().abs()).cast(FloatDType::F32);
     match largest.into_scalar::<f32>() == 0.0 {
         true => {
             let filled = values.full_like(0.5).cast(dtype);

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::panic::Location;
+use std::sync::Arc;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::ops::MaxPoolOptions;
@@ -259,6 +260,49 @@ fn a_change_of_what_is_computed_is_seen() {
         // At the first use, the second, the fourth, and from the 8th on in each.
         assert_eq!(recorded.get(), 8, "{name}");
     }
+}
+
+/// Roots of negative numbers: what makes gradients infinite for good is not looked at in every step.
+#[test]
+fn gradients_that_stay_infinite_are_looked_at_less_and_less() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = tensor::<2>(1, [4, 3], &device);
+    let mut recordings = Recordings::default();
+    recordings.caches = true;
+    let place = Location::caller();
+    let recorded = Cell::new(0);
+    for _ in 1..=64 {
+        let forward = |model: &Linear, x: Tensor<2>| {
+            recorded.set(recorded.get() + 1);
+            (model.forward(x) - 1e6).sqrt().mean()
+        };
+        recordings.recording(&model, &x, forward, place, 0).unwrap();
+    }
+    // Four steps, then the 8th, the 16th, the 32nd and the 64th.
+    assert_eq!(recorded.get(), 8);
+}
+
+/// Each has the plain tensors of the model: of many lengths, as often.
+#[test]
+fn recordings_of_what_turns_out_to_change_are_let_go() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let mut recordings = Recordings::default();
+    recordings.caches = true;
+    let place = Location::caller();
+    let factor = Cell::new(2.0);
+    let of = |length: usize| {
+        let x = tensor::<2>(1, [length, 3], &device);
+        let forward = |model: &Linear, x: Tensor<2>| model.forward(x) * factor.get();
+        let found = recordings.recording(&model, &x, forward, place, 0);
+        Arc::downgrade(&found.unwrap())
+    };
+    let kept: Vec<_> = (1..=6).map(&of).collect();
+    assert!(kept.iter().all(|one| one.strong_count() == 1));
+    factor.set(3.0);
+    of(1);
+    assert!(kept.iter().all(|one| one.strong_count() == 0));
 }
 
 /// A pool records places where gradients are looked for, and none where they are not.

@@ -1,9 +1,9 @@
 //! What a recording cannot follow is an error that says where.
 
 use burn::module::{Module, RunningState};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::softmax;
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_lean::graph::{AsRecorded, GraphError, Tensors, Verified, record, record_with_backward};
 
 use crate::support::{on_tracked, tensor, values};
@@ -243,6 +243,35 @@ fn a_stopped_gradient_behind_an_input_of_zeros_is_found() {
     let recording = record_with_backward(&model, &given, forward).unwrap();
     let error = recording.verify_gradients(&model, &given).unwrap_err();
     assert_matches!(error, GraphError::StopsGradients { .. });
+}
+
+/// A loss of consistency: each view has a mask of its own.
+#[test]
+fn a_stopped_gradient_between_two_random_views_is_found() {
+    on_tracked(|device| {
+        let model = (linear(&device), DropoutConfig::new(0.5).init());
+        let x = tensor::<2>(1, [32, 3], &device);
+        let recording = record_with_backward(&model, &x, |(linear, dropout), x| {
+            let view = |x: Tensor<2>| dropout.forward(linear.forward(x));
+            let (seen, target) = (view(x.clone()), view(x).detach());
+            (seen - target).square().mean()
+        });
+        let error = recording.unwrap().verify_gradients(&model, &x).unwrap_err();
+        assert_matches!(error, GraphError::StopsGradients { .. });
+    });
+}
+
+/// One for each example, or one for all: whole branches are left out.
+#[test]
+fn a_stopped_gradient_behind_a_random_mask_of_few_numbers_is_found() {
+    for shape in [[1, 1], [2, 1]] {
+        let error = verified(0.5, |model, x| {
+            let y = model.forward(x);
+            let keep = Tensor::<2>::random(shape, Distribution::Bernoulli(0.5), &y.device());
+            y.clone().square().mean() + (y.clone() * y.detach() * keep).mean()
+        });
+        assert_matches!(error.unwrap_err(), GraphError::StopsGradients { .. });
+    }
 }
 
 #[test]

@@ -155,6 +155,39 @@ fn files_have_no_names_and_their_folder_is_made() {
     std::fs::write(&file, b"").unwrap();
     let error = walk().spilling_to(file.join("folder")).unwrap_err();
     assert_matches!(error, GraphError::Spill { .. });
+    assert_says!(error, file.to_str().unwrap());
+}
+
+/// A process may have few open.
+#[cfg(target_os = "linux")]
+#[test]
+fn many_batches_are_in_few_files() {
+    let device = Device::flex();
+    let model = Net::new(&device);
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        // Others close theirs meanwhile.
+        let paths = all.filter_map(|one| std::fs::read_link(one.ok()?.path()).ok());
+        paths.filter(|path| path.starts_with(folder.path())).count()
+    };
+    let batches: Vec<_> = (0..100).map(|seed| tensor(seed, [2, 3], &device)).collect();
+    let walk = Walk::record(&model, batches.clone(), |model, x| model.forward(x));
+    let mut walk = walk.unwrap().spilling_to(folder.path()).unwrap();
+    walk.next_product().unwrap();
+    walk.next_product().unwrap();
+    let mark = walk.mark();
+    walk.next_product().unwrap();
+    let files = open();
+    assert!((1..=16).contains(&files), "{files} files");
+    walk.rewind(&mark);
+    walk.finish().unwrap();
+    for (batch, x) in batches.into_iter().enumerate() {
+        let result = walk.result(batch, Pass::Original).unwrap();
+        near(&values(model.forward(x)), &values(result), "the result");
+    }
+    drop((walk, mark));
+    assert_eq!(open(), 0);
 }
 
 #[test]

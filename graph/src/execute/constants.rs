@@ -7,7 +7,6 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 
 use super::plan::Step;
-use super::random::instead_of_random;
 use super::tensors::Alive;
 use super::{compute, fill, values_of};
 use crate::capture::signature;
@@ -130,7 +129,7 @@ impl Graph {
             let operation = node.operation();
             let depends = operation.inputs().any(|input| !known.contains(&input.id));
             let is_wanted = operation.outputs().all(|output| wanted(output.id));
-            if depends || !is_wanted || instead_of_random(operation, &alive.device()).is_some() {
+            if depends || !is_wanted || node.is_random() {
                 continue;
             }
             alive.begin(node.index(), assignment, Step::of(node));

@@ -1,11 +1,12 @@
-//! The same numbers in the place of random ones each time, for a comparison of two executions.
+//! Numbers in the place of random ones, for a comparison of two executions: the same each time, and others
+//! for each draw.
 
 use burn::backend::ir::{FloatOperationIr, NumericOperationIr, OperationIr, RandomOpIr};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
-use burn::tensor::Distribution;
+use burn::tensor::{Distribution, Slice};
 
-use crate::interpret::noise;
+use crate::interpret::noise_of;
 
 /// What stands for random numbers of an operation, the same each time; `None` for other
 /// operations.
@@ -18,7 +19,7 @@ pub(crate) fn instead_of_random(
         OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)) => random,
         _ => return None,
     };
-    let noise = noise(out.shape.clone(), device);
+    let noise = noise_of(out.id.value(), out.shape.clone(), device);
     let (scale, offset) = match distribution {
         Distribution::Default | Distribution::Bernoulli(_) => (0.499, 0.5),
         Distribution::Uniform(low, high) => (0.499 * (high - low), 0.5 * (high + low)),
@@ -32,6 +33,14 @@ pub(crate) fn instead_of_random(
         let above = Dispatch::float_add_scalar(value, (-*probability).into());
         let sign = Dispatch::float_mul_scalar(Dispatch::float_sign(above), (-1f32).into());
         value = Dispatch::float_clamp(sign, 0f32.into(), 1f32.into());
+        if *probability > 0.0 && out.shape.num_elements() > 0 {
+            // A mask of a few zeros alone would hide all that it is a factor of.
+            let first = vec![Slice::from(0..1usize); out.shape.num_dims()];
+            let one = Dispatch::float_slice(value.clone(), &first);
+            let one = Dispatch::float_mul_scalar(one, 0f32.into());
+            let one = Dispatch::float_add_scalar(one, 1f32.into());
+            value = Dispatch::float_slice_assign(value, &first, one);
+        }
     }
     Some(match out.dtype.is_float() {
         true => Dispatch::float_cast(value, out.dtype.into()),

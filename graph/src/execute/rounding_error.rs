@@ -8,7 +8,7 @@ use burn::backend::ir::TensorIr;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
 use burn::tensor::{Device, FloatDType, Shape, Tensor};
-use burn_lean_reparam::catch_quietly;
+use burn_lean_reparam::{catch_quietly, reductions};
 
 use crate::Node;
 use crate::interpret::{Operands, noise, run};
@@ -41,7 +41,7 @@ impl Node<'_> {
                 let error = (rounded - exact.clone()).abs() / exact;
                 // Neither sum is finite, or an output has no terms.
                 let unknown = error.clone().is_nan();
-                error.mask_fill(unknown, 0.0).max()
+                reductions::max(error.mask_fill(unknown, 0.0))
             });
             let worst = Tensor::cat(errors.collect(), 0).max();
             Some(worst.into_scalar::<f32>())

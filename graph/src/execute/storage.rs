@@ -16,7 +16,7 @@ use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind, unary};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, TensorData, try_read_sync};
@@ -53,6 +53,16 @@ pub trait HalfStorage: Backend {
             .expect("rounding reads synchronously, which this platform does not allow")
             .unwrap_or_else(|error| panic!("the tensor to round could not be read: {error}"));
         Self::float_from_data(rounded(data, half(bfloat)), &device)
+    }
+
+    /// `copy`, which is `x` in a half dtype or on its grid, for another use of `x`: its gradient goes to `x`
+    /// by itself, so that the gradients of all uses are summed as `x` is stored. The numbers are shared.
+    fn used_again(
+        _x: FloatTensor<Self>,
+        copy: FloatTensor<Self>,
+        _bfloat: bool,
+    ) -> FloatTensor<Self> {
+        copy
     }
 
     /// The same F32 numbers. The backward pass gets them as they are in half, cut off at the largest
@@ -236,6 +246,16 @@ impl Conversion {
     ) -> FloatTensor<Autodiff<B, C>> {
         let (primitive, node) = x.into_parts();
         let converted = self.apply::<B>(primitive, bfloat);
+        self.recorded::<B, C>(node, converted, bfloat)
+    }
+
+    /// What the conversion gave, with its gradient.
+    fn recorded<B: HalfStorage, C: CheckpointStrategy>(
+        self,
+        node: NodeGuard,
+        converted: FloatTensor<B>,
+        bfloat: bool,
+    ) -> FloatTensor<Autodiff<B, C>> {
         match self.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(bfloat, converted),
             OpsKind::UnTracked(prep) => prep.finish(converted),
@@ -277,6 +297,21 @@ impl<B: HalfStorage, C: CheckpointStrategy> HalfStorage for Autodiff<B, C> {
             true => Conversion::Rounds.repeated::<B, C>(x, bfloat),
             false => Conversion::Rounds.kept::<B, C>(x, bfloat),
         }
+    }
+
+    fn used_again(
+        x: FloatTensor<Self>,
+        copy: FloatTensor<Self>,
+        bfloat: bool,
+    ) -> FloatTensor<Self> {
+        if !x.is_tracked() {
+            return copy;
+        }
+        let conversion = match copy.dtype() {
+            DType::F32 => Conversion::Rounds,
+            _ => Conversion::Narrows,
+        };
+        conversion.recorded::<B, C>(x.node(), copy.into_primitive(), bfloat)
     }
 
     fn store_in_half(x: FloatTensor<Self>, bfloat: bool) -> FloatTensor<Self> {

@@ -6,6 +6,7 @@ use burn::backend::{
     Dispatch, DispatchDevice, DispatchTensor, TensorMetadata, get_device_settings,
 };
 use burn::tensor::{DType, FloatDType, TensorData};
+use half::{bf16, f16};
 // Names of tensors are numbers of our own, looked up for each operand of each operation.
 use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
@@ -63,6 +64,8 @@ enum Form {
     Rounded(FloatDType),
     /// F32 numbers on a half grid; rounded again, not kept, for the backward pass.
     RoundedAgain(FloatDType),
+    /// A half dtype, as the device has it, in which what is finite stays finite.
+    Limited(FloatDType),
 }
 
 impl<'a> Alive<'a> {
@@ -232,13 +235,21 @@ impl<'a> Alive<'a> {
                 Dispatch::round(cast(value, FloatDType::F32), bfloat(half), false)
             }
             (Form::RoundedAgain(half), _) => Dispatch::round(value, bfloat(half), true),
+            (Form::Limited(half), arithmetic) => {
+                let value = limited(value, half);
+                match arithmetic {
+                    Arithmetic::Native => cast(value, half),
+                    Arithmetic::Widened => through(value, half),
+                    Arithmetic::Emulated => Dispatch::round(value, bfloat(half), false),
+                }
+            }
         }
     }
 
-    /// An operand in another form; one tensor for all that read it.
+    /// An operand in another form; the same numbers for all that read it.
     fn brought(&mut self, tensor: &TensorIr, form: Form) -> DispatchTensor {
-        if let Some(value) = self.casts.get(&(tensor.id, form)) {
-            return value.clone();
+        if let Some(copy) = self.casts.get(&(tensor.id, form)) {
+            return self.used_again(tensor.id, form, copy.clone());
         }
         let last = self.is_last_read(tensor.id);
         let value = self.take(tensor);
@@ -247,6 +258,20 @@ impl<'a> Alive<'a> {
             self.casts.insert((tensor.id, form), value.clone());
         }
         value
+    }
+
+    /// A copy that another operation got before. Where it is half, each use has a gradient of its own: they are
+    /// summed in F32.
+    fn used_again(&self, id: TensorId, form: Form, copy: DispatchTensor) -> DispatchTensor {
+        let Form::Is(half @ (FloatDType::F16 | FloatDType::BF16)) = form else {
+            return copy;
+        };
+        match self.values.get(&id) {
+            Some(value) if value.dtype() == DType::F32 => {
+                Dispatch::used_again(value.clone(), copy, half == FloatDType::BF16)
+            }
+            _ => copy,
+        }
     }
 
     /// Whether the current operation is the only one that reads a computed tensor.
@@ -387,6 +412,15 @@ impl Operands for Alive<'_> {
         value
     }
 
+    fn bias(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        match self.assignment.operands {
+            Some(half @ (FloatDType::F16 | FloatDType::BF16)) if self.is_f32(tensor.id) => {
+                self.brought(tensor, Form::Limited(half))
+            }
+            _ => self.float(tensor),
+        }
+    }
+
     fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
         self.take(tensor)
     }
@@ -431,6 +465,18 @@ impl Operands for Alive<'_> {
     fn device(&self) -> DispatchDevice {
         self.device.clone()
     }
+}
+
+/// F32 numbers, of which those that are finite stay so in a half dtype, also with a logit added: half of its range.
+fn limited(value: DispatchTensor, half: FloatDType) -> DispatchTensor {
+    let largest = match half {
+        FloatDType::BF16 => bf16::MAX.to_f32() / 2.0,
+        _ => f16::MAX.to_f32() / 2.0,
+    };
+    let dtype = get_device_settings::<Dispatch>(&value.device()).bool_dtype;
+    let is_infinite = Dispatch::float_is_inf(value.clone(), dtype);
+    let within = Dispatch::float_clamp(value.clone(), (-largest).into(), largest.into());
+    Dispatch::float_mask_where(within, is_infinite, value)
 }
 
 /// F32 numbers that have been in a half dtype, and are kept in it for the backward pass.

@@ -173,6 +173,15 @@ impl<'a> Node<'a> {
         )
     }
 
+    /// Whether it draws random numbers: others in each execution.
+    pub fn is_random(&self) -> bool {
+        matches!(
+            self.operation(),
+            OperationIr::Float(_, FloatOperationIr::Random(_))
+                | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
+        )
+    }
+
     /// Whether its result is as large as its operand, and costs no more to compute than to read.
     pub(crate) fn is_light(&self) -> bool {
         matches!(

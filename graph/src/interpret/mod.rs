@@ -24,7 +24,7 @@ use burn::backend::ir::{DistributedOperationIr, OperationIr, TensorIr};
 use burn::backend::{DispatchDevice, DispatchTensor};
 
 pub use names::name;
-pub(crate) use noise::noise;
+pub(crate) use noise::{noise, noise_of};
 
 /// Where an operation's operands come from and its results go.
 ///
@@ -35,6 +35,10 @@ pub(crate) trait Operands {
     ///
     /// Operations on two floats expect them in one dtype.
     fn float(&mut self, tensor: &TensorIr) -> DispatchTensor;
+    /// What is added to the logits of an attention: a mask may be numbers that no half dtype has.
+    fn bias(&mut self, tensor: &TensorIr) -> DispatchTensor {
+        self.float(tensor)
+    }
     /// The int operand; as the float one, where nothing else is said.
     fn int(&mut self, tensor: &TensorIr) -> DispatchTensor {
         self.float(tensor)

@@ -238,7 +238,7 @@ pub(super) fn run(op: &ModuleOperationIr, operands: &mut impl Operands) -> Done 
             let [query, key, value] =
                 [&o.query, &o.key, &o.value].map(|tensor| operands.float(tensor));
             let mask = o.mask.as_ref().map(|mask| operands.bool(mask));
-            let bias = operands.optional(&o.attn_bias);
+            let bias = o.attn_bias.as_ref().map(|bias| operands.bias(bias));
             let options = o.options.clone().into();
             let out = Dispatch::attention(query, key, value, mask, bias, options);
             operands.set(&o.out, out)

@@ -1,10 +1,13 @@
 //! Hooks that act at a site become nodes of the graph.
 
+#[cfg(test)]
+mod tests;
+
 use burn::backend::ir::{
     BaseOperationIr, IrVisitorMut, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId,
     TensorIr, TensorStatus,
 };
-use rustc_hash::FxHashMap as HashMap;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::{Place, SiteUse};
 use crate::Graph;
@@ -59,6 +62,8 @@ struct Insertion<'a> {
     graph: &'a mut Graph,
     /// For each tensor, the operation that makes it.
     makers: HashMap<TensorId, usize>,
+    /// For each tensor, the operations that read it.
+    readers: HashMap<TensorId, Vec<usize>>,
     /// What hooks have made of the result of an operation so far.
     made: HashMap<usize, TensorIr>,
     before: Vec<Vec<OperationIr>>,
@@ -69,14 +74,22 @@ struct Insertion<'a> {
 impl<'a> Insertion<'a> {
     fn new(graph: &'a mut Graph) -> Self {
         let mut makers = HashMap::default();
+        let mut readers: HashMap<TensorId, Vec<usize>> = HashMap::default();
         for (index, operation) in graph.operations.iter().enumerate() {
             makers.extend(operation.outputs().map(|output| (output.id, index)));
+            for input in operation.inputs() {
+                let readers = readers.entry(input.id).or_default();
+                if readers.last() != Some(&index) {
+                    readers.push(index);
+                }
+            }
         }
         let next = graph.unused_id();
         let count = graph.operations.len();
         Self {
             graph,
             makers,
+            readers,
             made: HashMap::default(),
             before: vec![Vec::new(); count],
             after: vec![Vec::new(); count],
@@ -121,7 +134,10 @@ impl<'a> Insertion<'a> {
         let (operation, output) = self.node(hook, &result);
         self.made.insert(index, output.clone());
         self.after[index].push(operation);
-        for reader in &mut self.graph.operations[index + 1..] {
+        let readers = self.readers.remove(&result.id).unwrap_or_default();
+        for at in &readers {
+            look();
+            let reader = &mut self.graph.operations[*at];
             let count = reader
                 .inputs()
                 .filter(|input| input.id == result.id)
@@ -130,13 +146,7 @@ impl<'a> Insertion<'a> {
                 reader.visit_mut(&mut Replace::new(result.id, output.id, 0));
             }
         }
-        let updates = self.graph.parameters.iter_mut();
-        let updates = updates.filter_map(|one| one.update.as_mut());
-        for id in self.graph.outputs.iter_mut().chain(updates) {
-            if *id == result.id {
-                *id = output.id;
-            }
-        }
+        self.readers.insert(output.id, readers);
     }
 
     /// The operands are what the hook makes of them.
@@ -209,33 +219,26 @@ impl<'a> Insertion<'a> {
             return None;
         }
         let mut root: Option<TensorIr> = None;
-        let mut slices = Vec::new();
+        let mut parts = HashSet::default();
         let mut elements = 0;
         for one in uses {
+            look();
             let operand = self.operand(one)?;
             let (way, tensor) = self.way_to_slice(operand.id)?;
             if root.as_ref().is_some_and(|root| root.id != tensor.id) {
                 return None;
             }
             root = Some(tensor);
-            let slice = *way.last()?;
+            let slice = &self.graph.operations[*way.last()?];
+            let OperationIr::BaseFloat(BaseOperationIr::Slice(slice)) = slice else {
+                return None;
+            };
             // The same part twice is one part.
-            if slices.iter().any(|known| self.same(*known, slice)) {
-                continue;
+            if parts.insert(&slice.ranges) {
+                elements += operand.shape.num_elements();
             }
-            slices.push(slice);
-            elements += operand.shape.num_elements();
         }
         root.filter(|root| root.shape.num_elements() == elements)
-    }
-
-    /// Whether two slices are of the same part.
-    fn same(&self, a: usize, b: usize) -> bool {
-        let ranges = |index: usize| match &self.graph.operations[index] {
-            OperationIr::BaseFloat(BaseOperationIr::Slice(op)) => Some(op.ranges.clone()),
-            _ => None,
-        };
-        ranges(a) == ranges(b)
     }
 
     /// Passes the tensor through the hook, and views the result as the operands are viewed.
@@ -282,6 +285,19 @@ impl<'a> Insertion<'a> {
     }
 
     fn finish(self) {
+        // What was a result of the forward pass is what the hooks made of it.
+        let made = self.made.iter().filter_map(|(index, last)| {
+            let first = self.graph.operations[*index].outputs().next()?;
+            Some((first.id, last.id))
+        });
+        let made: HashMap<TensorId, TensorId> = made.collect();
+        let updates = self.graph.parameters.iter_mut();
+        let updates = updates.filter_map(|one| one.update.as_mut());
+        for id in self.graph.outputs.iter_mut().chain(updates) {
+            if let Some(last) = made.get(id) {
+                *id = *last;
+            }
+        }
         let mut operations = Vec::new();
         let old = std::mem::take(&mut self.graph.operations);
         for ((operation, before), after) in old.into_iter().zip(self.before).zip(self.after) {
@@ -291,6 +307,17 @@ impl<'a> Insertion<'a> {
         }
         self.graph.operations = operations;
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Counts, for tests, the operations that are looked at for another one.
+fn look() {
+    #[cfg(test)]
+    LOOKS.set(LOOKS.get() + 1);
 }
 
 /// Puts another tensor in the place of one occurrence of a tensor.

@@ -60,9 +60,8 @@ impl<'a> Flow<'a> {
             if self.step(operation).is_none() {
                 self.unknown(operation);
             }
-            let is_drawn = matches!(operation, OperationIr::Float(_, Float::Random(_)));
             let reads = operands(graph, operation);
-            if !is_drawn && reads.iter().all(|id| self.derived.contains(id)) {
+            if !node.is_random() && reads.iter().all(|id| self.derived.contains(id)) {
                 let made = operation.outputs().map(|output| output.id);
                 self.derived.extend(made);
             }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::backend::ir::TensorId;
@@ -24,12 +24,31 @@ pub(super) enum Lane {
     Disk(Arc<Spilled>),
 }
 
-/// Tensors in a file without a name, which goes with the last lane that holds it, or with the process,
-/// however that ends.
+/// In how many files the lanes of a walk are: a process may have few open, on a Mac 256. With one file, what lanes
+/// were before they move on would stay on the disk until the last of them has moved.
+pub(super) const FILES: usize = 8;
+
+/// Tensors in a part of a file.
 #[derive(Debug)]
 pub(super) struct Spilled {
-    file: File,
+    file: Arc<Unnamed>,
     entries: HashMap<(TensorId, Pass), Entry>,
+}
+
+/// A file without a name, which goes with the last lane in it, or with the process, however that ends.
+#[derive(Debug)]
+struct Unnamed {
+    file: File,
+    /// Where the file is, for messages.
+    folder: PathBuf,
+}
+
+/// Writes lanes into one file, one after the other.
+#[derive(Debug)]
+pub(super) struct Spill {
+    file: Arc<Unnamed>,
+    /// Where the next lane begins.
+    offset: u64,
 }
 
 #[derive(Debug)]
@@ -84,33 +103,48 @@ impl Lane {
             Self::Disk(_) => 0,
         }
     }
+}
 
-    pub(super) fn spill(live: Live, folder: &Path) -> Result<Self, GraphError> {
-        let mut file = tempfile::tempfile_in(folder).map_err(failed)?;
+impl Spill {
+    pub(super) fn new(folder: &Path) -> Result<Self, GraphError> {
+        let file = tempfile::tempfile_in(folder).map_err(|error| failed(folder, error))?;
+        let folder = folder.into();
+        Ok(Self {
+            file: Arc::new(Unnamed { file, folder }),
+            offset: 0,
+        })
+    }
+
+    pub(super) fn write(&mut self, live: Live) -> Result<Lane, GraphError> {
+        let shared = self.file.clone();
+        let failed = |error| failed(&shared.folder, error);
         let mut entries = HashMap::new();
-        let mut offset = 0;
-        let mut writer = BufWriter::new(&mut file);
+        let mut writer = BufWriter::new(&shared.file);
         for (key, tensor) in live {
             let data = host(tensor);
             writer.write_all(data.as_bytes()).map_err(failed)?;
             let entry = Entry {
-                offset,
+                offset: self.offset,
                 bytes: data.as_bytes().len(),
                 shape: data.shape().to_vec(),
                 dtype: data.dtype(),
             };
-            offset += entry.bytes as u64;
+            self.offset += entry.bytes as u64;
             entries.insert(key, entry);
         }
         writer.flush().map_err(failed)?;
         drop(writer);
-        Ok(Self::Disk(Arc::new(Spilled { file, entries })))
+        Ok(Lane::Disk(Arc::new(Spilled {
+            file: shared,
+            entries,
+        })))
     }
 }
 
 impl Spilled {
     fn read(&self, entry: &Entry, device: &DispatchDevice) -> Result<DispatchTensor, GraphError> {
-        let mut file = &self.file;
+        let failed = |error| failed(&self.file.folder, error);
+        let mut file = &self.file.file;
         file.seek(SeekFrom::Start(entry.offset)).map_err(failed)?;
         let mut bytes = vec![0; entry.bytes];
         file.read_exact(&mut bytes).map_err(failed)?;
@@ -135,8 +169,9 @@ fn host(tensor: DispatchTensor) -> TensorData {
     }
 }
 
-pub(super) fn failed(error: std::io::Error) -> GraphError {
+pub(super) fn failed(folder: &Path, error: std::io::Error) -> GraphError {
     GraphError::Spill {
+        folder: folder.into(),
         reason: error.to_string(),
     }
 }

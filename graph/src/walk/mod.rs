@@ -23,7 +23,7 @@ use burn::module::Module;
 use crate::execute::{fill, store};
 use crate::graph::describe::operands;
 use crate::{Graph, GraphError, Node, Recording, Tensors, record};
-use lane::Lane;
+use lane::{Lane, Spill};
 use operation::compute_one;
 use script::{Script, Weights};
 
@@ -141,8 +141,8 @@ impl<O: Tensors> Walk<O> {
     }
 
     /// Between two steps, keeps what is alive of each batch in files in `folder`, which is made where
-    /// there is none: only one batch is in memory at a time. The files have no names on Unix: a process
-    /// that is killed leaves none behind.
+    /// there is none: only one batch is in memory at a time. There are few files, however many batches, and they
+    /// have no names on Unix: a process that is killed leaves none behind.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl<O: Tensors> Walk<O> {
         let folder = folder.as_ref();
         std::fs::create_dir_all(folder)
             .and_then(|()| tempfile::tempfile_in(folder))
-            .map_err(lane::failed)?;
+            .map_err(|error| lane::failed(folder, error))?;
         self.folder = Some(folder.into());
         Ok(self)
     }
@@ -322,23 +322,27 @@ impl<O: Tensors> Walk<O> {
                     .extend(operation.outputs().map(|output| output.id));
             }
         }
-        for (script, lane) in &mut self.lanes {
-            let script = &mut self.scripts[*script];
-            let mut live = lane.take(&self.device)?;
-            for index in self.position..end {
-                compute_one(
-                    script,
-                    index,
-                    &mut live,
-                    &self.weights,
-                    &self.device,
-                    twice.contains(&index),
-                )?;
+        let each = self.lanes.len().div_ceil(lane::FILES);
+        for lanes in self.lanes.chunks_mut(each) {
+            let mut spill = self.folder.as_deref().map(Spill::new).transpose()?;
+            for (script, lane) in lanes {
+                let script = &mut self.scripts[*script];
+                let mut live = lane.take(&self.device)?;
+                for index in self.position..end {
+                    compute_one(
+                        script,
+                        index,
+                        &mut live,
+                        &self.weights,
+                        &self.device,
+                        twice.contains(&index),
+                    )?;
+                }
+                *lane = match &mut spill {
+                    Some(spill) => spill.write(live)?,
+                    None => Lane::Memory(live),
+                };
             }
-            *lane = match &self.folder {
-                Some(folder) => Lane::spill(live, folder)?,
-                None => Lane::Memory(live),
-            };
         }
         self.position = end;
         for script in &mut self.scripts {

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use burn::backend::ir::{
-    BaseOperationIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
-};
+use burn::backend::ir::{BaseOperationIr, OperationIr, TensorId, TensorIr};
 use burn::backend::{DispatchDevice, DispatchTensor};
 
 use super::Pass;
@@ -65,7 +63,7 @@ impl Script {
         for (index, operation) in graph.operations.iter().enumerate() {
             let ids = operands(&graph, operation);
             last_read.extend(ids.iter().map(|id| (*id, index)));
-            if !is_random(operation) && ids.iter().all(|id| sources.contains_key(id)) {
+            if !graph.node(index).is_random() && ids.iter().all(|id| sources.contains_key(id)) {
                 let from: BTreeSet<usize> = ids.iter().flat_map(|id| sources[id].clone()).collect();
                 for output in operation.outputs() {
                     sources.insert(output.id, from.clone());
@@ -182,14 +180,6 @@ impl Operands for Given<'_> {
     fn device(&self) -> DispatchDevice {
         self.device.clone()
     }
-}
-
-fn is_random(operation: &OperationIr) -> bool {
-    matches!(
-        operation,
-        OperationIr::Float(_, FloatOperationIr::Random(_))
-            | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(_))
-    )
 }
 
 /// The result of an operation that shows a parameter in another way.
