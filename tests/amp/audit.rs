@@ -5,7 +5,7 @@ use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig
 use burn::nn::{
     BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig,
 };
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, FloatDType, IndexingUpdateOp, Int, Tensor};
 use burn_lean::amp::{
     AmpError, AutocastConfig, Fallback, audit,
     audit::{Audit, Finding},
@@ -305,6 +305,35 @@ fn an_embedding_whose_gradients_are_summed_in_half_is_named() {
             ]
         );
         assert_eq!(found(true), [""; 0]);
+    }
+}
+
+#[test]
+fn what_half_precision_adds_up_one_by_one_or_rounds_is_named() {
+    let model = LinearConfig::new(1, 1).init(&Device::flex());
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let (model, autocast) = config(dtype).prepare(model.clone()).unwrap();
+        let input = (
+            Tensor::<2>::ones([4096, 1], &Device::flex()),
+            Tensor::<1, Int>::zeros([4096], &Device::flex()),
+        );
+        let found = audit(&model, &autocast, input, |model, autocast, input| {
+            autocast.forward(input, |(x, indices)| {
+                let edges = model.forward(x);
+                let nodes = edges.clone().slice([0..1]);
+                let sums =
+                    nodes.select_assign(0, indices.clone(), edges.clone(), IndexingUpdateOp::Add);
+                let looked_up = edges.clone().select(0, indices);
+                (sums, looked_up, edges.clone().cummax(0), edges.floor())
+            })
+        });
+        let operations = found.unwrap().operations;
+        let named = operations.iter().filter(|operation| {
+            let findings = &operation.findings;
+            findings.contains(&Finding::LosesPrecision)
+        });
+        let named: Vec<&str> = named.map(|operation| operation.name.as_str()).collect();
+        assert_eq!(named, ["select_assign", "select", "cummax", "floor"]);
     }
 }
 

@@ -6,6 +6,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor};
 use burn_lean::amp::audit::Finding;
 use burn_lean::amp::{AutocastConfig, audit};
+use burn_lean::graph::in_host_memory;
 
 use crate::run::emulating;
 use crate::support::{each_device, on_tracked, values};
@@ -81,6 +82,48 @@ fn what_comes_to_one_place_is_summed_in_f32() {
                 // 4,097, rounded to half for the second product.
                 assert_eq!(values(sums.unwrap()), [4096.0], "{dtype:?}");
             }
+        }
+    });
+}
+
+#[test]
+fn the_gradients_of_a_running_maximum_are_summed_in_f32() {
+    on_tracked(|device| {
+        let model = Pair::new(&device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            // The first one is the largest of all, so that all gradients go to it.
+            let rest = Tensor::<2>::ones([TIMES - 1, 1], &device);
+            let x = Tensor::cat(vec![Tensor::full([1, 1], 2.0, &device), rest], 0);
+            let loss = emulating(dtype).run(&model, x, |model, x| {
+                let largest = model.first.forward(x).cummax(0);
+                model.second.forward(largest).sum()
+            });
+            let grads = loss.unwrap().backward();
+            let gradient = model.first.weight.grad(&grads).unwrap();
+            assert_eq!(values(gradient), [2.0 * TIMES as f32], "{dtype:?}");
+        }
+    });
+}
+
+#[test]
+fn the_gradients_of_windows_that_overlap_are_summed_in_f32() {
+    on_tracked(|device| {
+        if !in_host_memory(&device) {
+            // Burn's product there refuses operands whose places overlap.
+            return;
+        }
+        let config = LinearConfig::new(5, 1).with_bias(false);
+        let model: Linear = config.with_initializer(Initializer::Ones).init(&device);
+        for (dtype, large) in [(FloatDType::F16, 2048f32), (FloatDType::BF16, 256.0)] {
+            let factors = Tensor::<2>::from_floats([[large, 1.0, 1.0]], &device);
+            let loss = emulating(dtype).run(&model, factors, |model, factors| {
+                let windows = model.weight.val().reshape([5]).unfold::<2, _>(0, 3, 1);
+                factors.matmul(windows).sum()
+            });
+            let grads = loss.unwrap().backward();
+            let gradient = model.weight.grad(&grads).unwrap();
+            // In all three windows: half precision does not count from the large one on.
+            assert_eq!(values(gradient)[2], large + 2.0, "{dtype:?}");
         }
     });
 }

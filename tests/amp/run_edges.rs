@@ -1,7 +1,9 @@
 //! `Autocast::run` at its edges: exceptions from its lists, models of nothing.
 
+use burn::module::Initializer;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::activation::log_softmax;
+use burn::tensor::module::attention;
 use burn::tensor::{Bool, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, GraphError, Precision};
 
@@ -92,6 +94,66 @@ fn a_mask_filled_with_the_lowest_number_stays_finite() {
             assert!(values(logits).iter().all(|value| value.is_finite()));
             for (found, expected) in values(found).iter().zip(&expected) {
                 assert!((found - expected).abs() < 0.02, "{found} {expected}");
+            }
+        }
+    });
+}
+
+/// Burn composes it of a quotient that is rounded to a whole number: 2,858 of 2,857.14 in F16, an infinity of 81,081.
+#[test]
+fn a_remainder_is_smaller_than_its_divisor() {
+    on_tracked(|device| {
+        let config = LinearConfig::new(1, 1).with_bias(false);
+        let model: Linear = config.with_initializer(Initializer::Ones).init(&device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            for (x, divisor) in [(2000f32, 0.7f32), (30_000.0, 0.37)] {
+                let x = Tensor::<2>::full([1, 1], x, &device);
+                let found = emulating(dtype).run(&model, x, move |model: &Linear, x| {
+                    let x = model.forward(x);
+                    let y = x.clone().remainder_scalar(divisor);
+                    (x.fmod_scalar(divisor), y)
+                });
+                let (truncated, floored) = found.unwrap();
+                for y in [values(truncated)[0], values(floored)[0]] {
+                    assert!((0.0..divisor).contains(&y), "{dtype:?}, {divisor}: {y}");
+                }
+            }
+        }
+    });
+}
+
+/// As in F32, where a row of finite logits has no place to look at that is better than others.
+#[test]
+fn an_attention_that_a_finite_bias_masks_everywhere_averages() {
+    each_device(|target| {
+        let device = &target.device;
+        let model = LinearConfig::new(1, 1).init(device);
+        let query = Tensor::<4>::ones([1, 1, 1, 4], device);
+        // Logits of -40.
+        let key = Tensor::<4>::full([1, 1, 2, 4], -20.0, device);
+        let value = Tensor::<4>::from_floats([[[[1.0; 4], [3.0; 4]]]], device);
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            for (bias, expected) in [
+                ([-1e9, -1e9], 2f32),
+                ([f32::MIN, f32::MIN], 2.0),
+                ([0.0, f32::MIN], 1.0),
+                ([f32::NEG_INFINITY, 0.0], 3.0),
+            ] {
+                // As it is, and cut out of a longer one.
+                let bare = Tensor::<4>::from_floats([[[bias]]], device);
+                let longer = Tensor::cat(vec![bare.clone(), bare.clone()], 3);
+                for of_keys in [bare, longer] {
+                    let input = (query.clone(), key.clone(), value.clone(), of_keys);
+                    let found =
+                        emulating(dtype).run(&model, input, |_: &Linear, (q, k, v, bias)| {
+                            let bias = match bias.dims()[3] {
+                                2 => bias,
+                                _ => bias.slice([0..1, 0..1, 0..1, 0..2]),
+                            };
+                            attention(q, k, v, None, Some(bias), Default::default())
+                        });
+                    assert_eq!(values(found.unwrap()), [expected; 4], "{dtype:?}, {bias:?}");
+                }
             }
         }
     });

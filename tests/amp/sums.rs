@@ -1,7 +1,8 @@
 //! Sums of many terms: of a convolution, over channels forward and over all positions backward; of a window;
-//! of what an interpolation has spread.
+//! of what an interpolation has spread; of the gradients of all uses of a weight.
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Initializer, Module, Param, ParamId};
+use burn::nn::LinearConfig;
 use burn::tensor::module::{
     adaptive_avg_pool2d, avg_pool2d, conv_transpose2d, conv1d, conv2d, interpolate,
 };
@@ -193,6 +194,53 @@ fn no_term_is_lost() {
                         target.name
                     );
                 }
+            }
+        }
+    });
+}
+
+/// In a recurrent layer a weight is used once for each step.
+#[test]
+fn the_gradients_of_all_uses_of_a_weight_are_summed_in_f32() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let half = supported_dtypes(&target.device);
+        for dtype in half.into_iter().filter(|dtype| *dtype != FloatDType::F32) {
+            // From here on half precision does not count by ones.
+            let large: f32 = if dtype == FloatDType::F16 {
+                2048.0
+            } else {
+                256.0
+            };
+            let steps = [vec![large], vec![1.0; 8], vec![large]].concat();
+            for way in ["layer", "view", "joined"] {
+                let config = LinearConfig::new(1, 1).with_bias(false);
+                let model = config.with_initializer(Initializer::Ones).init(&device);
+                let x = Tensor::<2>::from_data(TensorData::new(steps.clone(), [10, 1]), &device);
+                let loss = Autocast::new(dtype).run(&model, x, |model, x| {
+                    let uses = (0..10usize).map(|step| {
+                        let x = x.clone().slice([step..step + 1]);
+                        let weight = model.weight.val();
+                        match way {
+                            "view" => x.matmul(weight.transpose()),
+                            // Twice: each is half of it.
+                            "joined" => {
+                                let both = Tensor::cat(vec![weight.clone(), weight], 1);
+                                x.matmul(both).mean_dim(1)
+                            }
+                            _ => model.forward(x),
+                        }
+                    });
+                    uses.reduce(|a, b| a + b).unwrap().sum()
+                });
+                let grads = loss.unwrap().backward();
+                let gradient = values(model.weight.grad(&grads).unwrap());
+                assert_eq!(
+                    gradient,
+                    [2.0 * large + 8.0],
+                    "{dtype:?} on {}, {way}",
+                    target.name
+                );
             }
         }
     });

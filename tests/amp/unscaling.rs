@@ -5,6 +5,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::amp::{AmpError, GradScaler, GradScalerConfig, LossScale};
 
+use crate::model::Mlp;
 use crate::support::{each_device, values};
 
 /// Around what one unit, one cube and all cubes of a kernel take.
@@ -212,5 +213,28 @@ fn changed_gradients_are_looked_at_again_and_what_was_found_stays_found() {
             .unwrap()
             .with_gradients(&model, |_| GradientsParams::new());
         assert!(matches!(none, Err(AmpError::NoGradients)));
+    });
+}
+
+#[test]
+fn gradients_that_a_part_of_the_model_has_no_parameter_of_are_not_stepped() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Mlp::new(1, &device);
+        let mut scaler = scaler(4096.0, None);
+        let loss = model.forward(Tensor::ones([5, 6], &device)).mean();
+        let grads = scaler.scale(loss).unwrap().backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let unscaled = scaler.unscale(&model.first, grads).unwrap();
+        let mut optim = SgdConfig::new().init();
+        let after = scaler.apply(&mut optim, 0.1, model.clone(), unscaled);
+        let after = after.unwrap();
+        let weights = |model: &Mlp| {
+            let of = |linear: &burn::nn::Linear| values(linear.weight.val());
+            [of(&model.first), of(&model.second)]
+        };
+        let ([first, second], [first_after, second_after]) = (weights(&model), weights(&after));
+        assert_ne!(first_after, first);
+        assert_eq!(second_after, second);
     });
 }

@@ -31,8 +31,8 @@ fn count_of() -> impl Strategy<Value = u32> {
 fn loss_scale() -> impl Strategy<Value = LossScale> {
     let factors = (
         number(),
-        prop_oneof![3 => Just(2.0f32), 2 => number()],
-        prop_oneof![3 => Just(0.5f32), 2 => number()],
+        prop_oneof![3 => Just(2.0), 2 => number().prop_map(f64::from)],
+        prop_oneof![3 => Just(0.5), 2 => number().prop_map(f64::from)],
     );
     let bounds = (
         prop_oneof![3 => Just(f32::MIN_POSITIVE), 1 => number()],

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::{Module, ModuleDisplay};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -14,9 +14,10 @@ use burn::train::{
 };
 use burn_lean::prune::{LayerKind, Layout, Masks};
 use burn_lean::quant::{
-    ForwardQ, QatConfig, QuantizedForward, Schedule, advance, module::Phase, quantizers,
+    ForwardQ, Learned, QatConfig, QuantizedForward, Schedule, WeightConfig, advance, calibrate,
+    module::Phase, quantizers,
 };
-use burn_lean::reparam::ChainReparameterizer;
+use burn_lean::reparam::{ChainReparameterizer, join_copies};
 use burn_lean_amp::{
     AfterStep, Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback,
     GradScalerConfig, LossScale,
@@ -273,6 +274,212 @@ fn the_step_of_the_quantizers_is_in_the_checkpoint() {
     train().num_epochs(1).launch(learner());
     let resumed = train().num_epochs(2).checkpoint(1).launch(learner());
     assert_eq!(bits(resumed.model.model()), bits(whole.model.model()));
+}
+
+/// Normalized inputs.
+#[derive(Module, Debug)]
+struct Normed {
+    norm: BatchNorm,
+    net: Net,
+}
+
+impl Normed {
+    /// Prepared; statistics are frozen in the middle of an epoch of four steps.
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            norm: BatchNormConfig::new(2).init(device),
+            net: Net::new(device),
+        };
+        let schedule = Schedule::new().with_freeze_batch_norm_at(Some(2));
+        let config = QatConfig::new().with_schedule(schedule);
+        config.prepare(net).unwrap()
+    }
+}
+
+impl AmpTrainStep for Normed {
+    type Input = Batch;
+    type Output = ();
+
+    fn train_step(&self, autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
+        let x = self.norm.forward(batch.x);
+        let y = autocast.forward(x, |x| self.net.forward(x));
+        ((y - batch.y).square().mean(), ())
+    }
+}
+
+impl AmpInferenceStep for Normed {
+    type Input = Batch;
+    type Output = ();
+
+    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+}
+
+impl TrainStep for Normed {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, batch: Batch) -> TrainOutput<()> {
+        let y = self.net.forward(self.norm.forward(batch.x));
+        let loss = (y - batch.y).square().mean();
+        TrainOutput::new(self, loss.backward(), ())
+    }
+}
+
+impl InferenceStep for Normed {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, _batch: Batch) {}
+}
+
+fn assert_resumes<M>(model: impl Fn() -> M)
+where
+    M: TrainStep<Input = Batch, Output = ()>
+        + InferenceStep<Input = Batch, Output = ()>
+        + Module
+        + ModuleDisplay
+        + std::fmt::Display
+        + 'static,
+{
+    let learner = || Learner::new(model(), SgdConfig::new().init(), 0.1);
+    let whole = tempfile::tempdir().unwrap();
+    let whole = training(whole.path(), samples(16))
+        .num_epochs(2)
+        .launch(learner());
+    assert!(whole.error.is_none(), "{:?}", whole.error);
+
+    let directory = tempfile::tempdir().unwrap();
+    let train = || training(directory.path(), samples(16)).with_default_checkpointers();
+    train().num_epochs(1).launch(learner());
+    let resumed = train().num_epochs(2).checkpoint(1).launch(learner());
+    assert_eq!(bits(&resumed.model), bits(&whole.model));
+}
+
+#[test]
+fn statistics_that_a_schedule_froze_stay_frozen_in_a_resumed_training() {
+    let device = Device::flex().autodiff();
+    assert_resumes(|| AfterStep::new(Normed::new(&device), advance));
+    let float = Autocast::new(FloatDType::F32);
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F32);
+    assert_resumes(|| {
+        let amp = Amp::from_prepared(Normed::new(&device), float.clone(), &scaler).unwrap();
+        amp.with_after_step(advance)
+    });
+}
+
+/// One layer in two places.
+#[derive(Module, Debug)]
+struct Tied {
+    a: Linear,
+    b: Linear,
+}
+
+impl Tied {
+    fn new(device: &Device) -> Self {
+        let layer = LinearConfig::new(2, 2).with_bias(false).init(device);
+        let layer = with_numbers(layer, 5);
+        Self {
+            a: layer.clone(),
+            b: layer,
+        }
+    }
+
+    fn loss(&self, batch: Batch) -> Tensor<1> {
+        let y = self.b.forward(self.a.forward(batch.x));
+        (y.slice_dim(1, 0..1) - batch.y).square().mean()
+    }
+}
+
+impl AmpTrainStep for Tied {
+    type Input = Batch;
+    type Output = ();
+
+    fn train_step(&self, _autocast: &Autocast, batch: Batch) -> (Tensor<1>, ()) {
+        (self.loss(batch), ())
+    }
+}
+
+impl AmpInferenceStep for Tied {
+    type Input = Batch;
+    type Output = ();
+
+    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+}
+
+impl TrainStep for Tied {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, batch: Batch) -> TrainOutput<()> {
+        TrainOutput::new(self, self.loss(batch).backward(), ())
+    }
+}
+
+impl InferenceStep for Tied {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, _batch: Batch) {}
+}
+
+#[test]
+fn a_layer_in_two_places_gets_the_gradients_of_both() {
+    on_tracked(|device| {
+        let (sgd, scaler) = (
+            SgdConfig::new(),
+            GradScalerConfig::for_dtype(FloatDType::F32),
+        );
+        let float = Autocast::new(FloatDType::F32);
+        let amp = Amp::from_prepared(Tied::new(&device), float, &scaler).unwrap();
+        let mut in_amp = Learner::new(amp, sgd.init(), 0.1);
+        let after_step = AfterStep::new(Tied::new(&device), |tied| tied);
+        let mut plain = Learner::new(after_step, sgd.init(), 0.1);
+        // As every training begins.
+        in_amp.fork(&device);
+        plain.fork(&device);
+        let (mut expected, mut optim) = (Tied::new(&device), sgd.init());
+        for _ in 0..3 {
+            take_step(&mut in_amp, &samples(4), &device);
+            take_step(&mut plain, &samples(4), &device);
+            let output = TrainStep::step(&expected, batch(&samples(4), &device));
+            expected = join_copies(optim.step(0.1, expected, output.grads));
+        }
+        assert_eq!(bits(in_amp.model().model()), bits(&expected));
+        assert_eq!(bits(plain.model().model()), bits(&expected));
+    });
+}
+
+#[test]
+fn scales_of_weights_are_learned_on_several_devices() {
+    let device = Device::flex().autodiff();
+    let scales = |rows: usize| -> [Vec<f32>; 2] {
+        let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
+        let config = QatConfig::new().with_activation(None).with_weight(weight);
+        let net = config.prepare(Net::new(&device)).unwrap();
+        let devices = vec![device.clone(), device.clone()];
+        let strategy = ExecutionStrategy::multi(devices, MultiDeviceOptim::OptimMainDevice);
+        let directory = tempfile::tempdir().unwrap();
+        let learner = Learner::new(AfterStep::new(net, advance), SgdConfig::new().init(), 0.05);
+        let result = training(directory.path(), samples(rows))
+            .with_training_strategy(TrainingStrategy::Default(strategy))
+            .launch(learner);
+        assert!(result.error.is_none(), "{:?}", result.error);
+        let net = result.model.into_model();
+        let x = batch(&samples(4), &device.clone().inner()).x;
+        let anew = calibrate(net.clone(), |net| drop(net.forward(x))).unwrap();
+        [net, anew].map(|net| {
+            let scale = quantizers(&net).into_iter().map(|located| {
+                assert!(located.quantizer.is_learning(), "{}", located.path);
+                values(located.quantizer.qparams().unwrap().scale)
+            });
+            scale.flatten().collect()
+        })
+    };
+    // After the first step, of two batches, they begin from the weights; in the second they are trained.
+    let [found, begun] = scales(8);
+    assert_eq!(found, begun);
+    let [found, begun] = scales(16);
+    assert_ne!(found, begun);
 }
 
 #[test]

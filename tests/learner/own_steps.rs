@@ -1,5 +1,9 @@
 //! Models with Burn's own steps, as they are.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
@@ -40,6 +44,9 @@ struct Net {
     /// Bound of all weights after a step.
     #[module(skip)]
     bound: f64,
+    /// How often the step of the training ran.
+    #[module(skip)]
+    trained: Arc<AtomicUsize>,
 }
 
 impl Net {
@@ -53,6 +60,7 @@ impl Net {
             penalty: 0.0,
             start: None,
             bound: f64::INFINITY,
+            trained: Arc::default(),
         }
     }
 
@@ -69,6 +77,7 @@ impl TrainStep for Net {
     type Output = RegressionOutput;
 
     fn step(&self, batch: Pair) -> TrainOutput<RegressionOutput> {
+        self.trained.fetch_add(1, Ordering::Relaxed);
         let item = self.output(batch);
         let penalty = self.penalized.val() * self.penalty;
         let mut loss = item.loss.clone() * self.weight + penalty;
@@ -269,6 +278,29 @@ fn steps_that_differ_are_refused_with_nothing_changed() {
         let model = learner.model();
         assert_eq!(bits(model.model().model()), before);
     });
+}
+
+/// Burn's strategy of several devices has other threads in each epoch.
+#[test]
+fn steps_are_compared_as_seldom_in_threads_of_their_own() {
+    let device = Device::flex().autodiff();
+    let net = Net::new(0.0, &device);
+    let compared = net.trained.clone();
+    let steps = OwnSteps::new(net);
+    for _ in 0..8 {
+        let (steps, device) = (steps.clone(), device.clone());
+        let epoch = move || {
+            let autocast = Autocast::new(FloatDType::F32);
+            for _ in 0..4 {
+                let batch = batch(&samples(8), &device);
+                let (loss, _) = steps.try_train_step(&autocast, (batch.x, batch.y));
+                loss.unwrap();
+            }
+        };
+        thread::spawn(epoch).join().unwrap();
+    }
+    // In passes 1, 2, 4, 8, 16 and 32.
+    assert_eq!(compared.load(Ordering::Relaxed), 6);
 }
 
 /// However small the gradients are that differ, beside those of others.

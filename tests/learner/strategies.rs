@@ -1,12 +1,16 @@
 //! Several devices, as far as one CPU can show them.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::nn::LinearConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::{ExecutionStrategy, Learner, MultiDeviceOptim, TrainingStrategy};
+use burn_lean::prune::{LayerKind, Layout, Masks};
+use burn_lean::quant::{ForwardQ, Learned, QatConfig, WeightConfig};
+use burn_lean::reparam::{ChainReparameterizer, attach, map_leaf};
 use burn_lean_amp::{Amp, GradScalerConfig};
 
-use crate::devices::on_tracked;
+use crate::devices::{each_device, on_tracked, tensor, with_numbers};
 use crate::support::{
     Mlp, Row, amp, batch, bits, error_of, samples, samples_with_infinity, scaler, training,
 };
@@ -121,4 +125,73 @@ impl ModuleVisitor for OnAutodiff {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         assert!(param.val().is_autodiff());
     }
+}
+
+/// Marks every float parameter as Burn's distributed training does, where the device can be marked.
+struct Mark {
+    can_be: bool,
+}
+
+impl ModuleMapper for Mark {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        assert!(value.is_autodiff());
+        let value = match self.can_be {
+            true => value.set_distributed(id),
+            false => value,
+        };
+        Param::from_mapped_value(id, value, mapper)
+    }
+}
+
+/// What is trained has the mark.
+struct Marked;
+
+impl ModuleVisitor for Marked {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            assert!(param.base().is_distributed());
+        }
+    }
+}
+
+struct Clip;
+
+impl ModuleMapper for Clip {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        map_leaf(param, |value| value.clamp(-0.5, 0.5))
+    }
+}
+
+fn masks(support: &[usize]) -> Masks {
+    let mut layout = Layout::new();
+    layout.push("weight", [4, 2], LayerKind::Linear, 2.0);
+    Masks::from_support(&layout, support).unwrap()
+}
+
+#[test]
+fn masks_and_quantizers_can_be_marked_for_distributed_training_and_stay_so() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let net = with_numbers(LinearConfig::new(4, 2).init(&device), 3);
+        let weight = WeightConfig::int(4).with_learned(Learned::Lsq);
+        let config = QatConfig::new().with_weight(weight);
+        let carried = ChainReparameterizer::new(
+            masks(&[0, 1, 2, 3, 4, 5]).reparameterizer(&net).unwrap(),
+            config.reparameterizer(&net).unwrap(),
+        );
+        let net = attach(net, carried).unwrap();
+        for net in [net.clone(), net.valid().train()] {
+            let can_be = target.is_gpu();
+            let net = net.map(&mut Mark { can_be });
+            // A base with other zeros, a learned scale that begins, clipped weights.
+            let net = masks(&[0, 3]).replace(net).unwrap();
+            net.forward_q(tensor::<2>(1, [3, 4], &device));
+            let net = net.map(&mut Clip);
+            assert!(net.weight.is_require_grad());
+            if can_be {
+                net.visit(&mut Marked);
+            }
+        }
+    });
 }

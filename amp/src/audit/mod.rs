@@ -89,8 +89,9 @@ pub enum Finding {
     /// It runs in F16 with a number that F16 does not have: `mask_fill(-1e9)` fills with an
     /// infinity, `+ 1e-8` adds nothing.
     ConstantOutOfRange,
-    /// It runs in half precision and loses accuracy there (softmax, normalization, logarithm…), or its
-    /// gradients do (embeddings, where rows are looked up many times).
+    /// It runs in half precision and loses accuracy there (softmax, normalization, logarithm, scatters, which
+    /// add up one by one; rounding to whole numbers of what was rounded), or its gradients do (lookups of
+    /// places that come many times: embeddings, `select`, `gather`; running maxima).
     LosesPrecision,
 }
 

@@ -8,7 +8,9 @@ use burn::tensor::DType;
 use burn_lean_graph::Node;
 
 use super::Finding;
-use crate::autocast::lists::{LARGEST_F16, fits, holds_positions, is_range_sensitive};
+use crate::autocast::lists::{
+    LARGEST_F16, finds_whole_numbers, fits, holds_positions, is_range_sensitive, scatters,
+};
 
 /// Whether the output shares memory with the input.
 pub(super) fn is_alias(operation: &OperationIr) -> bool {
@@ -105,7 +107,8 @@ pub(super) fn risks(node: &Node<'_>, dtype: DType) -> Vec<Finding> {
         risks.push(Finding::ConstantOutOfRange);
     }
     let (overflows, inexact) = match operation {
-        _ if adds_gradients(node) || holds_positions(operation) => (false, true),
+        _ if node.looks_up() || scatters(operation) => (false, true),
+        _ if holds_positions(operation) || finds_whole_numbers(operation) => (false, true),
         OperationIr::NumericFloat(_, Numeric::Mean(_) | Numeric::MeanDim(_)) => (false, false),
         OperationIr::Float(_, Float::Log(_) | Float::Log1p(_) | Float::Erf(_))
         | OperationIr::Activation(

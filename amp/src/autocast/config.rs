@@ -12,6 +12,7 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_lean_graph::{BackendKind, GraphError};
 use burn_lean_reparam::{
     AttachError, ChainReparameterizer, PathMapper, Rejected, Trail, attach_if_any, each_float,
     map_with_path,
@@ -188,10 +189,7 @@ impl AutocastConfig {
         let master = AttachMasterWeight { kept: kept.kept };
         match attach(model, master) {
             Ok(model) => Ok((map_with_path(model, &mut KeepParts), autocast)),
-            Err(rejected) => {
-                let (model, error) = rejected.into_parts();
-                Err(Rejected::new(model, error.into()))
-            }
+            Err(rejected) => Err(rejected.map_error(AmpError::from)),
         }
     }
 }
@@ -235,6 +233,15 @@ pub(crate) fn resolve(
         return Err(AmpError::NotAComputeDtype { dtype });
     }
     let is_half = dtype != FloatDType::F32;
+    let is_unknown = |device: &&Device| BackendKind::of(device) == BackendKind::Other;
+    if let Some(device) = devices.iter().find(is_unknown)
+        && is_half
+    {
+        return Err(GraphError::UnsupportedBackend {
+            backend: format!("{device:?}"),
+        }
+        .into());
+    }
     let not_compiled = |device: &&Device| is_half && !emulation::is_available(device);
     if let Some(device) = devices.iter().find(not_compiled)
         && device.supports_dtype(dtype)

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_lean_reparam::{FloatVisitor, PathMapper, Rejected, Trail, map_with_path, visit_floats};
+use burn_lean_reparam::{
+    FloatVisitor, PathMapper, Rejected, Trail, map_with_path, reductions, visit_floats,
+};
 
 use crate::autocast::config::{KeepDtype, resolve};
 use crate::autocast::precision::KeptParameters;
@@ -121,7 +123,7 @@ impl FloatVisitor for ToHalf {
         {
             return;
         }
-        match weight.abs().max().try_into_scalar::<f32>() {
+        match reductions::max(weight.abs()).try_into_scalar::<f32>() {
             Ok(largest) if largest.is_finite() && largest >= F16_OVERFLOW => {
                 self.error = Some(AmpError::HalfRange {
                     path: path.to_string(),

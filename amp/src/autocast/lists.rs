@@ -1,9 +1,10 @@
 //! In which precision each operation runs: the three lists of `torch.autocast`, on Burn's
 //! operations.
 //!
-//! Products run in half precision; what leaves its range or loses its digits there runs in F32, and so do
-//! lookups and scatters, which add up any number of terms, in the backward pass if not before; what only
-//! leads there runs in F32, too; everything else runs in the widest dtype of its operands.
+//! Products run in half precision; what leaves its range or loses its digits there runs in F32, and so does
+//! what adds up any number of terms one by one, in the backward pass if not before (lookups, scatters), and
+//! what rounds to whole numbers; what only leads there runs in F32, too; everything else runs in the widest
+//! dtype of its operands.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -21,6 +22,9 @@ use crate::device::accumulation;
 const SMALLEST_F16: f64 = 6.103_515_625e-5;
 /// Largest F16 number.
 pub(crate) const LARGEST_F16: f64 = 65_504.0;
+
+/// Windows over one place, whose gradients half precision adds up: of equal ones BF16 has 256.
+const MOST_WINDOWS: usize = 128;
 
 /// (2 − 2⁻⁷)·2¹²⁷.
 const LARGEST_BF16: f64 = 3.389_531_389_251_535_5e38;
@@ -123,7 +127,8 @@ pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
         ) => Precision::Half,
         operation if holds_positions(operation) => Precision::Full,
         operation if scatters(operation) || looks_up_activations(node) => Precision::Full,
-        // A cast in the model is the model's own decision.
+        operation if finds_whole_numbers(operation) => Precision::Full,
+        // The model's own decision. One for F32 is not recorded: everything is F32 there.
         OperationIr::BaseFloat(Base::Cast(_)) => Precision::AsRecorded,
         operation if is_range_sensitive(operation) => Precision::Full,
         _ if !fits(half, &node.scalars()) => Precision::Full,
@@ -146,11 +151,32 @@ fn looks_up_activations(node: &Node<'_>) -> bool {
     node.looks_up() && node.parameters().next().is_none()
 }
 
-/// Adds up what comes to one place, any number of times.
-fn scatters(operation: &OperationIr) -> bool {
+/// Adds up what comes to one place one by one, any number of times, in its forward or its backward pass.
+pub(crate) fn scatters(operation: &OperationIr) -> bool {
+    match operation {
+        OperationIr::BaseFloat(Base::SelectAssign(_) | Base::Scatter(_) | Base::ScatterNd(_))
+        // Gradients go to the place that was the largest or smallest so far.
+        | OperationIr::NumericFloat(_, Numeric::CumMax(_) | Numeric::CumMin(_)) => true,
+        OperationIr::BaseFloat(Base::Unfold(windows)) => {
+            windows.size.div_ceil(windows.step.max(1)) > MOST_WINDOWS
+        }
+        _ => false,
+    }
+}
+
+/// Rounds to whole numbers, or leaves what is over of one: a last digit of half precision before is a whole
+/// number, or the whole divisor, after.
+pub(crate) fn finds_whole_numbers(operation: &OperationIr) -> bool {
     matches!(
         operation,
-        OperationIr::BaseFloat(Base::SelectAssign(_) | Base::Scatter(_) | Base::ScatterNd(_))
+        OperationIr::Float(
+            _,
+            Float::Round(_)
+                | Float::Floor(_)
+                | Float::Ceil(_)
+                | Float::Trunc(_)
+                | Float::IntoInt(_)
+        ) | OperationIr::NumericFloat(_, Numeric::Rem(_) | Numeric::RemScalar(_))
     )
 }
 

@@ -120,9 +120,18 @@ impl Autocast {
     /// `forward` gets the model and the input, and returns the loss or whatever the step needs; it
     /// is recorded first and computes nothing by itself. Then its operations run on the device of
     /// `model`: products (linear layers, convolutions, attention, matrix products) in half
-    /// precision; norms, the softmax family, exponentials, powers, divisions, sums and losses in
-    /// F32; the rest in the widest dtype of its operands; scalars that F16 does not have keep their
-    /// operation in F32. Each weight is cast once. Float results are F32.
+    /// precision; norms, the softmax family, exponentials, powers, divisions, sums, the losses of `burn-nn` and
+    /// what rounds to whole numbers in F32; the rest in the widest dtype of its operands; scalars that F16 does
+    /// not have keep their operation in F32. Each weight is cast once, and the gradients of all its uses are
+    /// summed in F32; on GPUs in half where several products read what is repeated of it (`expand`). Float results
+    /// are F32.
+    ///
+    /// It is recorded in F32, so that a cast to F32 in `forward` (`.cast(DType::F32)`, PyTorch's `.float()`)
+    /// changes nothing there and is not seen: what follows it runs as the lists say, in half perhaps.
+    /// [`full_precision`](crate::full_precision) keeps it in F32; also what Burn composes of matrix products, which
+    /// the lists do not tell from others: `burn::linalg::qr`, `Tensor::cov` and the `GramMatrixLoss` of
+    /// `burn-vision`. The latter two divide after the product: of n terms with a variance of σ² it is infinite in
+    /// F16 from n·σ² > 65,504.
     ///
     /// Gradients arrive at the FP32 parameters of `model`, so optimizers, schedulers, adapters,
     /// the [`GradScaler`](crate::GradScaler) and checkpoints stay as they are. `model` may be a

@@ -16,11 +16,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::backend::{Autodiff, AutodiffBackend, Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_graph::HalfStorage;
 
@@ -115,47 +113,12 @@ impl CastWeight for burn::backend::NdArray {}
 impl CastWeight for burn::backend::Cube {}
 impl CastWeight for burn::backend::Capture {}
 
-#[derive(Debug)]
-struct CastGradient;
-
-#[derive(Debug, Clone)]
-struct Source {
-    dtype: DType,
-    /// The gradient is rounded, too.
-    emulated: bool,
-    bfloat: bool,
-}
-
-impl<B: HalfStorage> Backward<B, 1> for CastGradient {
-    type State = Source;
-
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
-        let source = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |grad| match source.emulated {
-            true => B::round(grad, source.bfloat, false),
-            false => B::float_cast(grad, source.dtype.into()),
-        });
-    }
-}
-
 impl<B: CastWeight, C: CheckpointStrategy> CastWeight for Autodiff<B, C> {
     fn cast_weight(x: FloatTensor<Self>, bfloat: bool, emulated: bool) -> FloatTensor<Self> {
-        let key = (x.id(), bfloat, emulated);
-        let source = Source {
-            dtype: x.dtype(),
-            emulated,
-            bfloat,
-        };
-        let (primitive, node) = x.into_parts();
-        let copy = copy_of(key, || B::cast_weight(primitive, bfloat, emulated));
-        match CastGradient.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(source, copy),
-            OpsKind::UnTracked(prep) => prep.finish(copy),
-        }
+        let copy = copy_of((x.id(), bfloat, emulated), || {
+            B::cast_weight(x.primitive().clone(), bfloat, emulated)
+        });
+        let copy = <Self as AutodiffBackend>::from_inner(copy);
+        Self::used_again(x, copy, bfloat)
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_lean_graph::HalfStorage;
+use burn_lean_graph::{BackendKind, HalfStorage};
 
 /// Rounds a tensor of any shape to the grid of `dtype`; the gradient is rounded on its way back.
 ///
@@ -13,17 +13,33 @@ pub(crate) fn round<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D
 }
 
 /// Whether this build can emulate on `device`.
-///
-/// The operation is compiled for the backends whose feature this crate was built with.
 pub(crate) fn is_available(device: &Device) -> bool {
-    let name = crate::device::backend_name(device);
-    let compiled = [
-        ("ndarray", cfg!(feature = "ndarray")),
-        ("flex", cfg!(feature = "flex")),
-    ];
-    match compiled.iter().find(|(backend, _)| name.contains(backend)) {
-        Some((_, compiled)) => *compiled,
-        // All others are the one CubeCL backend.
-        None => cfg!(feature = "cube"),
+    is_compiled_for(BackendKind::of(device))
+}
+
+/// The operation is compiled for the backends whose feature this crate was built with.
+fn is_compiled_for(backend: BackendKind) -> bool {
+    match backend {
+        BackendKind::Flex => cfg!(feature = "flex"),
+        BackendKind::NdArray => cfg!(feature = "ndarray"),
+        BackendKind::Cube => cfg!(feature = "cube"),
+        BackendKind::Capture => true,
+        BackendKind::Other => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_emulated_on_backends_that_have_no_operation_for_it() {
+        let is_compiled = |name| is_compiled_for(BackendKind::named(name));
+        for name in ["libtorch<cuda>", "libtorch<metal>", "router<remote-0>"] {
+            assert!(!is_compiled(name), "{name}");
+        }
+        let has_cube = cfg!(feature = "cube");
+        assert_eq!(is_compiled("fusion<cubecl<wgpu<wgsl>>>"), has_cube);
+        assert!(is_compiled("router<capture>"));
     }
 }

@@ -2,17 +2,11 @@
 
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Device;
-
-/// Flex or ndarray, whose tensors are in the memory of the host.
-pub(crate) fn is_cpu_backend(device: &Device) -> bool {
-    let name = backend_name(device);
-    name.contains("flex") || name.contains("ndarray")
-}
+use burn_lean_graph::BackendKind;
 
 /// One of CubeCL's backends: wgpu, Vulkan, CUDA…
 pub(crate) fn is_cubecl(device: &Device) -> bool {
-    let name = Dispatch::name(device.as_dispatch()).to_lowercase();
-    name.contains("cubecl<")
+    BackendKind::of(device) == BackendKind::Cube
 }
 
 /// Burn's own name of the backend, in lower case, without the layers around it: `flex`,

@@ -3,12 +3,12 @@
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use burn_lean_graph::in_host_memory;
 use burn_lean_reparam::FloatVisitor;
 
 use super::one_pass::Look;
 use super::walk::{same_device, visit_once};
 use crate::AmpError;
-use crate::device::is_cpu_backend;
 
 /// What gradients are multiplied by to clip them.
 #[allow(clippy::large_enum_variant)] // There is one at a time, on the stack.
@@ -23,7 +23,7 @@ impl Factor {
     /// `min(1, max_norm / (norm + 1e-6))`; 1 where the norm is not finite: of an infinity it would
     /// be 0, of NaN NaN, and no gradient would be left to look at.
     pub(super) fn of(norm: &Tensor<1>, max_norm: f32) -> Self {
-        if is_cpu_backend(&norm.device())
+        if in_host_memory(&norm.device())
             && let Ok(data) = norm.clone().try_into_data()
             && let Some(norm) = data.iter::<f32>().next()
         {

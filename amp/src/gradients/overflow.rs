@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
-use burn_lean_reparam::FloatVisitor;
+use burn_lean_reparam::{FloatVisitor, reductions};
 
 use super::one_pass::Look;
 use super::reads::Reads;
@@ -22,7 +22,10 @@ pub(crate) struct OverflowingParameter {
 /// How many elements are not finite, and the largest magnitude of the others.
 pub(crate) fn non_finite<const D: usize>(x: Tensor<D>) -> (Tensor<1, Int>, Tensor<1>) {
     let bad = x.clone().is_finite().bool_not();
-    (bad.clone().int().sum(), x.mask_fill(bad, 0.0).abs().max())
+    (
+        bad.clone().int().sum(),
+        reductions::max(x.mask_fill(bad, 0.0).abs()),
+    )
 }
 
 /// Of the gradients at `paths`, those that are not finite. Reads the device.

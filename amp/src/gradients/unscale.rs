@@ -42,13 +42,37 @@ impl InverseScale {
 /// Infinities are looked for *before* the multiplication, as PyTorch does, so that a scale below
 /// 1 cannot make one up. A sum of squares is that of the product; one that is not finite is looked
 /// into by [`overflowing`](super::overflow::overflowing).
+///
+/// Gradients that `model` has no parameter of are left out: they are still scaled.
 pub(crate) fn unscale<M: Module>(
     model: &M,
     grads: GradientsParams,
     inverse_scale: InverseScale,
     look: Option<Look>,
 ) -> Result<Unscaled, AmpError> {
+    let none = GradientsParams::new();
+    walk(model, Some(grads), none, inverse_scale, look)
+}
+
+/// Looks at gradients that are unscaled already; those that `model` has no parameter of stay as they are.
+pub(crate) fn look_at<M: Module>(
+    model: &M,
+    grads: GradientsParams,
+    look: Option<Look>,
+) -> Result<Unscaled, AmpError> {
+    walk(model, None, grads, InverseScale::Number(1.0), look)
+}
+
+/// From `scaled`, or in place, to `grads`.
+fn walk<M: Module>(
+    model: &M,
+    scaled: Option<GradientsParams>,
+    grads: GradientsParams,
+    inverse_scale: InverseScale,
+    look: Option<Look>,
+) -> Result<Unscaled, AmpError> {
     let mut visitor = Unscale {
+        scaled,
         inverse_scale,
         uploaded: None,
         look,
@@ -73,6 +97,8 @@ pub(crate) fn unscale<M: Module>(
 }
 
 struct Unscale {
+    /// Where gradients are taken from, unless they are changed in place.
+    scaled: Option<GradientsParams>,
     inverse_scale: InverseScale,
     /// The same on the device of the last gradient.
     uploaded: Option<Tensor<1>>,
@@ -114,7 +140,8 @@ impl FloatVisitor for Unscale {
         if self.error.is_some() {
             return;
         }
-        let Some(grad) = self.out.grads.remove::<D>(param.id) else {
+        let given = self.scaled.as_mut().unwrap_or(&mut self.out.grads);
+        let Some(grad) = given.remove::<D>(param.id) else {
             return;
         };
         self.out.parameters.push((param.id, path.to_string()));

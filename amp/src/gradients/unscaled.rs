@@ -9,7 +9,7 @@ use burn_lean_reparam::each_float;
 
 use super::norm::{Factor, Multiply, check_max_norm, global_norm, norm};
 use super::one_pass::Look;
-use super::unscale::{InverseScale, unscale};
+use super::unscale::look_at;
 use super::walk::visit_once;
 use crate::AmpError;
 
@@ -144,7 +144,7 @@ impl Unscaled {
         change: impl FnOnce(GradientsParams) -> GradientsParams,
     ) -> Result<Self, AmpError> {
         let look = (!self.flags.is_empty()).then_some(Look::Finite);
-        let changed = unscale(model, change(self.grads), InverseScale::Number(1.0), look)?;
+        let changed = look_at(model, change(self.grads), look)?;
         let known = changed.parameters.iter().enumerate();
         let known: HashMap<ParamId, usize> = known.map(|(at, (id, _))| (*id, at)).collect();
         let mut changed = Self {

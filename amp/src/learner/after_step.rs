@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleDisplay};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
+use super::step::{as_trained, joined};
 use crate::scaler::changed;
 
 type Function<M> = Mutex<Box<dyn FnMut(M) -> M + Send>>;
@@ -55,6 +56,9 @@ impl fmt::Debug for Hook {
 /// that implements `TrainStep` and `InferenceStep` instead: to advance the quantizers of a model in
 /// quantization-aware training, to replace pruning masks by a schedule, to clip weights.
 /// [`Amp::with_after_step`](crate::Amp::with_after_step) is the same in mixed precision.
+///
+/// What is in several places of the model stays one parameter, as by
+/// [`join_copies`](burn_lean_reparam::join_copies); freeze a copy that is to stay as it is (`no_grad`).
 ///
 /// The model's own steps run as they are: quantizers of activations act, and observe, where the steps call them
 /// (`forward_q`), and otherwise not at all. An unedited model is trained with all of its quantizers by
@@ -137,7 +141,8 @@ impl<M: Module + ModuleDisplay + TrainStep + 'static> TrainStep for AfterStep<M>
     type Output = M::Output;
 
     fn step(&self, item: M::Input) -> TrainOutput<M::Output> {
-        self.model.step(item)
+        let trained = as_trained(&self.model);
+        trained.as_ref().unwrap_or(&self.model).step(item)
     }
 
     fn optimize(
@@ -146,7 +151,7 @@ impl<M: Module + ModuleDisplay + TrainStep + 'static> TrainStep for AfterStep<M>
         lr: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.model = self.model.optimize(optim, lr, grads);
+        self.model = joined(self.model.optimize(optim, lr, grads));
         self.model = self.after_step.call(self.model);
         self
     }
@@ -157,7 +162,7 @@ impl<M: Module + ModuleDisplay + TrainStep + 'static> TrainStep for AfterStep<M>
         lr: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        self.model = self.model.optimize_multi(optim, lr, grads);
+        self.model = joined(self.model.optimize_multi(optim, lr, grads));
         self.model = self.after_step.call(self.model);
         self
     }

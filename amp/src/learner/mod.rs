@@ -33,6 +33,7 @@ pub use own_steps::{OwnSteps, StepLoss};
 pub use resumed_loader::ResumedDataLoader;
 use state::StateTensors;
 use statistics::Statistics;
+use step::joined;
 pub use step::{AmpInferenceStep, AmpTrainStep};
 
 /// A model that trains in mixed precision under Burn's `Learner` and `SupervisedTraining`.
@@ -49,6 +50,8 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 ///   [`lr_scheduler`](Self::lr_scheduler) waits for it too. With
 ///   [`LossScale::None`](crate::LossScale::None) nothing is checked, and a gradient norm that is not
 ///   finite clips nothing.
+/// - What is in several places of the model stays one parameter, as by
+///   [`join_copies`](burn_lean_reparam::join_copies). Freeze a copy that is to stay as it is (`no_grad`).
 /// - Gradient accumulation: the scale changes once per optimizer step.
 /// - Several devices: workers read the scale, the main device moves it. In distributed data
 ///   parallel training each replica has a scaler of its own, and since all get the same reduced
@@ -224,6 +227,8 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     /// # use burn::nn::{Linear, LinearConfig};
     /// # use burn::tensor::{Device, FloatDType, Tensor};
     /// # use burn_lean_amp::{Amp, AutocastConfig, GradScalerConfig};
+    /// use burn_lean_reparam::map_leaf;
+    ///
     /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
     /// # let (autocast, scaler) = (
     /// #     AutocastConfig::new(FloatDType::F16),
@@ -234,7 +239,7 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     ///
     /// impl ModuleMapper for Clip {
     ///     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-    ///         param.map(|value| value.clamp(-0.1, 0.1).detach().require_grad())
+    ///         map_leaf(param, |value| value.clamp(-0.1, 0.1))
     ///     }
     /// }
     ///
@@ -367,7 +372,7 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> Amp<M> {
         };
         let before_step = self.statistics.take();
         if taken {
-            self.model = self.model.optimize(optim, lr, unscaled.grads);
+            self.model = joined(self.model.optimize(optim, lr, unscaled.grads));
             self.model = self.after_step.call(self.model);
         } else {
             let before = RunningStatistics::before_forward(&self.model);

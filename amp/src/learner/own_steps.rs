@@ -1,8 +1,6 @@
 //! Burn's own steps of a model, as they are, in mixed precision.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay, Param};
@@ -47,8 +45,8 @@ step_loss!(
 /// A `TrainStep` goes backward by itself, which no recording can follow. What is run in mixed precision,
 /// by [`Autocast::run`], is therefore the `InferenceStep` of the model in training: nearly every model has the
 /// same forward pass and loss in both. Whether this one has is looked at in the first training step, the second,
-/// the 4th, the 8th and so on: the gradients of its `TrainStep` are compared with those of the loss of its
-/// `InferenceStep`, both in F32, which takes the time and memory of two more F32 steps. Where they differ, the
+/// the 4th, the 8th and so on, on each device: the gradients of its `TrainStep` are compared with those of the loss
+/// of its `InferenceStep`, both in F32, which takes the time and memory of two more F32 steps. Where they differ, the
 /// training stops with [`AmpError::StepsDiffer`], with nothing changed by that step: mostly the first, later
 /// where a term of the training alone begins at 0 (a penalty on the way from the first weights, one that grows).
 ///
@@ -130,11 +128,15 @@ struct Compared(Arc<Mutex<Comparisons>>);
 
 #[derive(Debug, Default)]
 struct Comparisons {
-    /// Training passes of each thread so far: replicas compare at the same ones.
-    passes: HashMap<ThreadId, u64>,
+    /// Training passes on each device so far: replicas compare at the same ones. Threads are others in each epoch.
+    passes: Vec<(Option<Device>, u64)>,
     /// The largest gradient of all comparisons: later ones may be little more than rounding.
     largest: f32,
     error: Option<AmpError>,
+    /// Batches in a row that were validated as they are, since the model could not be recorded.
+    unrecorded: u64,
+    /// That was said.
+    is_said: bool,
 }
 
 /// Largest difference of two gradients of a parameter, as a fraction of its largest one: far above the
@@ -167,6 +169,36 @@ impl<M: Module + ModuleDisplay + 'static> OwnSteps<M> {
     }
 }
 
+impl<M> OwnSteps<M> {
+    fn comparisons(&self) -> MutexGuard<'_, Comparisons> {
+        let compared = self.compared.0.lock();
+        compared.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this batch of the validation is tried: after batches that could not be recorded, at each doubling.
+    fn is_tried(&self) -> bool {
+        let mut state = self.comparisons();
+        let is_tried = state.unrecorded == 0 || state.unrecorded.is_power_of_two();
+        state.unrecorded += u64::from(!is_tried);
+        is_tried
+    }
+
+    fn was_recorded(&self) {
+        self.comparisons().unrecorded = 0;
+    }
+
+    fn was_not_recorded(&self, error: &AmpError) {
+        let mut state = self.comparisons();
+        state.unrecorded += 1;
+        if !std::mem::replace(&mut state.is_said, true) {
+            tracing::warn!(
+                %error,
+                "validated without the quantizers of activations, as other batches where that is so"
+            );
+        }
+    }
+}
+
 impl<M, I, O> OwnSteps<M>
 where
     M: Module + TrainStep<Input = I, Output = O> + InferenceStep<Input = I, Output = O>,
@@ -176,12 +208,18 @@ where
     /// Whether both steps go backward from the same loss, found out in the first pass and again at each
     /// doubling: a term of the training alone may have no gradient before something has moved.
     fn compare(&self, item: &I) -> Result<(), AmpError> {
+        let device = self.model.devices().into_iter().next();
         {
             let mut compared = self.comparisons();
             if let Some(error) = &compared.error {
                 return Err(error.clone());
             }
-            let passes = compared.passes.entry(thread::current().id()).or_default();
+            let known = compared.passes.iter().position(|(one, _)| *one == device);
+            let at = known.unwrap_or(compared.passes.len());
+            if known.is_none() {
+                compared.passes.push((device, 0));
+            }
+            let passes = &mut compared.passes[at].1;
             *passes += 1;
             if !passes.is_power_of_two() {
                 return Ok(());
@@ -193,11 +231,6 @@ where
             self.comparisons().error.get_or_insert(error.clone());
         }
         found
-    }
-
-    fn comparisons(&self) -> MutexGuard<'_, Comparisons> {
-        let compared = self.compared.0.lock();
-        compared.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn compare_now(&self, item: &I) -> Result<(), AmpError> {
@@ -393,15 +426,24 @@ where
         }
         // Quantizers of activations act in a recording alone: without it, a model in quantization-aware
         // training would be validated with half of them.
+        if !self.is_tried() {
+            return InferenceStep::step(&self.model, item);
+        }
         let again = cloned(&item);
-        Autocast::new(FloatDType::F32)
-            .without_verification()
-            .run(&self.model, item, |model, item| {
-                InferenceStep::step(model, item)
-            })
-            .unwrap_or_else(|error| {
-                tracing::warn!(%error, "validated without the quantizers of activations");
+        let recorded = Autocast::new(FloatDType::F32).without_verification().run(
+            &self.model,
+            item,
+            |model, item| InferenceStep::step(model, item),
+        );
+        match recorded {
+            Ok(output) => {
+                self.was_recorded();
+                output
+            }
+            Err(error) => {
+                self.was_not_recorded(&error);
                 InferenceStep::step(&self.model, again)
-            })
+            }
+        }
     }
 }

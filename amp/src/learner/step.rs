@@ -5,6 +5,8 @@ use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::tensor::{DType, Tensor};
 use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use burn_lean_graph::hooks::{frozen, sharing};
+use burn_lean_reparam::{has_copies, join_copies};
 
 use super::Amp;
 use crate::{AmpError, Autocast};
@@ -59,6 +61,22 @@ pub trait AmpInferenceStep {
     fn inference_step(&self, autocast: &Autocast, item: Self::Input) -> Self::Output;
 }
 
+/// What a training step is to be called on, where that is not `model` itself: with one tensor in all copies of a
+/// parameter, which Burn's learner takes apart when it puts the model on a device, and with the BatchNorms frozen
+/// that a loaded schedule says are.
+pub(super) fn as_trained<M: Module>(model: &M) -> Option<M> {
+    let joined = has_copies(model).then(|| sharing(|| join_copies(model.clone())));
+    frozen(joined.as_ref().unwrap_or(model)).or(joined)
+}
+
+/// The model after a step, of which Burn's optimizers give the first copy of a parameter alone.
+pub(super) fn joined<M: Module>(model: M) -> M {
+    match has_copies(&model) {
+        true => join_copies(model),
+        false => model,
+    }
+}
+
 impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> TrainStep for Amp<M> {
     type Input = M::Input;
     type Output = M::Output;
@@ -67,10 +85,12 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> TrainStep for Amp<M> {
         if !self.is_disabled() {
             self.statistics.before_forward(&self.model);
         }
-        let (loss, output) = self.model.try_train_step(&self.autocast, item);
+        let trained = as_trained(&self.model);
+        let model = trained.as_ref().unwrap_or(&self.model);
+        let (loss, output) = model.try_train_step(&self.autocast, item);
         match loss.and_then(|loss| Ok((self.scale(loss.clone())?, loss))) {
             Ok((scaled, loss)) => {
-                let mut step = TrainOutput::new(&self.model, scaled.backward(), output);
+                let mut step = TrainOutput::new(model, scaled.backward(), output);
                 if !self.is_disabled() {
                     let loss = loss.without_autodiff().cast(DType::F32).sum();
                     self.tell(&mut step.grads, loss);

@@ -63,6 +63,7 @@ impl GradScalerConfig {
             found_inf: None,
             report: None,
             statistics: RunningStatistics::default(),
+            is_warned: false,
         })
     }
 }
@@ -131,6 +132,8 @@ pub struct GradScaler {
     report: Option<StepReport>,
     /// Of the models that it steps, for a skipped step.
     pub(crate) statistics: RunningStatistics,
+    /// That the loss may not have been scaled was said.
+    is_warned: bool,
 }
 
 impl GradScaler {
@@ -154,7 +157,8 @@ impl GradScaler {
 
     /// Divides the gradients of `model` by the loss scale and looks for infinities and NaN.
     ///
-    /// Everything stays on the device. Parameters without a gradient are left alone. A part of the
+    /// Everything stays on the device. Parameters without a gradient are left alone, and gradients of what is
+    /// not in `model` are left out: of a part of a model unscale the part's, and step the part. A part of the
     /// model and its frozen clone have one gradient, which counts once; Burn's optimizers step the
     /// one of them that comes first, so let that be the one to train.
     ///
@@ -285,7 +289,7 @@ impl GradScaler {
     /// Unscales, clips if configured, steps or skips, and updates: the usual iteration.
     ///
     /// Gradients are divided by the loss scale, whoever multiplied the loss by it; where that was not
-    /// [`scale`](Self::scale), a warning of [`tracing`] says so.
+    /// [`scale`](Self::scale), a warning of [`tracing`] says so, once.
     ///
     /// # Errors
     ///
@@ -299,7 +303,9 @@ impl GradScaler {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Rejected<M, AmpError>> {
-        if self.pending_losses.is_empty() && self.state.scale != 1.0 && !self.is_disabled() {
+        let is_scaled = !self.pending_losses.is_empty() || self.state.scale == 1.0;
+        if !is_scaled && !self.is_warned && !self.is_disabled() {
+            self.is_warned = true;
             tracing::warn!(
                 step = self.state.steps,
                 loss_scale = self.state.scale,

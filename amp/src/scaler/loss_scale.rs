@@ -51,9 +51,9 @@ pub struct DynamicLossScale {
     /// First scale; finite and positive. Default 65536.
     pub init_scale: f32,
     /// Factor on growth, above 1. Default 2.
-    pub growth_factor: f32,
+    pub growth_factor: f64,
     /// Factor on overflow, in (0, 1). Default 0.5.
-    pub backoff_factor: f32,
+    pub backoff_factor: f64,
     /// Steps without overflow before the scale grows, at least 1. Default 2000.
     pub growth_interval: u32,
     /// Steps with overflow in a row before the scale backs off, at least 1. Default 1.
@@ -140,13 +140,13 @@ impl LossScale {
                 check(
                     growth_factor.is_finite() && growth_factor > 1.0,
                     "growth_factor",
-                    growth_factor.into(),
+                    growth_factor,
                     "finite and above 1",
                 )?;
                 check(
                     backoff_factor > 0.0 && backoff_factor < 1.0,
                     "backoff_factor",
-                    backoff_factor.into(),
+                    backoff_factor,
                     "between 0 and 1, both excluded",
                 )?;
                 check(
@@ -212,13 +212,13 @@ impl LossScale {
             // Below zero only "exhausted" matters; saturate for a run of any length.
             next.hysteresis_left = state.hysteresis_left.saturating_sub(1).max(0);
             if next.hysteresis_left == 0 {
-                next.scale = (state.scale * rule.backoff_factor).max(rule.min_scale);
+                next.scale = times(state.scale, rule.backoff_factor).max(rule.min_scale);
             }
         } else {
             next.hysteresis_left = rule.overflows_tolerated();
             next.growth_tracker = state.growth_tracker.saturating_add(1);
             if next.growth_tracker >= rule.growth_interval {
-                let grown = state.scale * rule.growth_factor;
+                let grown = times(state.scale, rule.growth_factor);
                 if grown <= rule.max_scale {
                     next.scale = grown;
                 }
@@ -235,6 +235,11 @@ impl LossScale {
             Self::Dynamic(rule) => scale <= rule.min_scale,
         }
     }
+}
+
+/// Rounded once, as PyTorch does.
+fn times(scale: f32, factor: f64) -> f32 {
+    (f64::from(scale) * factor) as f32
 }
 
 /// What changes from step to step; a plain value.
