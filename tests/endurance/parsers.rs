@@ -19,7 +19,7 @@ use burn_lean::prune::{
     SparseRecord,
 };
 use burn_lean::quant::{
-    PtqConfig, QatConfig, QuantizedForward, QuantizedTensor, Scheme, Storage, WeightConfig,
+    PtqConfig, QatConfig, QuantizedForward, Scheme, Storage, WeightConfig,
     deploy::{load_compressed_tensors, save_compressed_tensors},
     load_safetensors, save_safetensors,
 };
@@ -283,13 +283,6 @@ pub(crate) fn json_values(bytes: &[u8]) -> Result<(), String> {
             masks.attach(Net::new(&device)).map_err(said)?;
             Ok(())
         });
-    let codes = serde_json::from_slice::<QuantizedTensor>(bytes)
-        .map_err(said)
-        .and_then(|tensor| {
-            tensor.dequantize::<2>(&device).map_err(said)?;
-            let _ = tensor.to_burn::<2>(&device, Storage::Auto);
-            Ok(())
-        });
     let scaler = serde_json::from_slice::<GradScalerRecord>(bytes)
         .map_err(said)
         .and_then(|record| {
@@ -315,7 +308,7 @@ pub(crate) fn json_values(bytes: &[u8]) -> Result<(), String> {
     let scheme = serde_json::from_slice::<Scheme>(bytes)
         .map_err(said)
         .and_then(|scheme| scheme.group_count(&[8, 32]).map_err(said).map(|_| ()));
-    masks.or(codes).or(scaler).or(preset).or(scheme)
+    masks.or(scaler).or(preset).or(scheme)
 }
 
 fn all_json_values() -> Vec<Vec<u8>> {
@@ -324,17 +317,12 @@ fn all_json_values() -> Vec<Vec<u8>> {
     let selection = Selection::of(&net, None).expect("weights");
     let support: Vec<usize> = (0..selection.layout().len()).step_by(3).collect();
     let masks = Masks::from_support(selection.layout(), &support).expect("weights");
-    let weight = Net::new(&device).first.weight.val();
-    let scheme = Scheme::symmetric(burn_lean::quant::NumberFormat::int(4));
-    let qparams = burn_lean::quant::QuantParams::of(&weight, &scheme).expect("numbers");
-    let codes = QuantizedTensor::quantize(&weight, &qparams, &scheme).expect("numbers");
     let scaler = GradScalerConfig::for_dtype(FloatDType::F16)
         .init()
         .expect("defaults");
     let preset: Preset = "sparse-2:4-w4a16-g32".parse().expect("a preset");
     let written = [
         serde_json::to_vec(&masks),
-        serde_json::to_vec(&codes),
         serde_json::to_vec(&scaler.to_record()),
         serde_json::to_vec(&preset),
         serde_json::to_vec(&Scheme::nvfp4(burn_lean::quant::format::ScaleRounding::Up)),

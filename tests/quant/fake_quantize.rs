@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake_quantize, format::ScaleRounding,
+    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake::Range, fake_quantize,
+    format::ScaleRounding,
 };
 use proptest::prelude::*;
 
@@ -82,6 +83,32 @@ fn whether_someone_else_holds_a_tensor_changes_neither_it_nor_the_numbers() {
         assert_eq!(held[70_001..2 * 70_001], of_part);
         let alone = tensor::<2>(3, [3, 70_001], &target.device).slice([1..2]);
         assert_eq!(values(quantize(alone)), of_part);
+    });
+}
+
+#[test]
+fn every_part_of_a_tensor_that_threads_share_counts() {
+    on_tracked(|device| {
+        let mut x = numbers(3, 100_003);
+        // Within the part of one thread, and at the end of what is left over.
+        (x[50_000], x[100_002]) = (-2.0, 3.0);
+        let scheme = Scheme::symmetric(NumberFormat::int(4));
+        let tracked = Tensor::<1>::from_floats(&x[..], &device).require_grad();
+        let range = Range::of(&tracked, &scheme).unwrap();
+        assert_eq!(
+            (values(range.min), values(range.max)),
+            (vec![-2.0], vec![3.0])
+        );
+        let scale = Tensor::from_floats([0.125], &device);
+        let qparams = QuantParams::symmetric(scale, &scheme);
+        let y = fake_quantize(tracked.clone(), &qparams, &scheme);
+        let grads = y.clone().sum().backward();
+        let steps: Vec<f32> = x.iter().map(|x| (x * 8.0).round_ties_even()).collect();
+        let expected: Vec<f32> = steps.iter().map(|q| q.clamp(-8.0, 7.0) / 8.0).collect();
+        assert_eq!(values(y), expected);
+        let inside = steps.iter().map(|q| f32::from((-8.0..=7.0).contains(q)));
+        let dx = values(tracked.grad(&grads).unwrap());
+        assert_eq!(dx, inside.collect::<Vec<f32>>());
     });
 }
 

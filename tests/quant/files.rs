@@ -138,6 +138,15 @@ fn damaged_and_foreign_files_are_refused() {
     std::fs::write(&path, &bad).unwrap();
     assert!(reason(load(&path)).contains("can be counted"));
 
+    // A weight that the model has no place for, and the file no codes.
+    let mut metadata = header.metadata().clone().unwrap();
+    let mut quantized: serde_json::Value = serde_json::from_str(&metadata["quantized"]).unwrap();
+    quantized["fc9.weight"] = quantized["fc1.weight"].clone();
+    metadata.insert("quantized".into(), quantized.to_string());
+    let bad = seal(tensors.tensors(), metadata).unwrap();
+    std::fs::write(&path, &bad).unwrap();
+    assert!(reason(load(&path)).contains("no parameter for its `fc9.weight`"));
+
     // −8 is no code of the narrow range.
     let codes = tensors.tensor("fc1.weight.codes").unwrap().data();
     let start = codes.as_ptr() as usize - good.as_ptr() as usize;

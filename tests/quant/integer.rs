@@ -319,7 +319,7 @@ fn only_symmetric_weights_of_signed_integers_are_multiplied() {
 }
 
 #[test]
-fn a_multiplier_reads_back_from_json_and_an_impossible_one_is_refused() {
+fn the_smallest_and_the_largest_number_have_multipliers() {
     let smallest = Multiplier::new(f64::from_bits(1)).unwrap();
     assert_eq!((smallest.mantissa(), smallest.exponent()), (1 << 30, -1073));
     assert_eq!(smallest.apply(i32::MAX), 0);
@@ -327,21 +327,4 @@ fn a_multiplier_reads_back_from_json_and_an_impossible_one_is_refused() {
     let largest = Multiplier::new(1_073_741_824_f64.next_down()).unwrap();
     assert_eq!((largest.mantissa(), largest.exponent()), (1 << 30, 31));
     assert_eq!(largest.apply(i32::MIN), i32::MIN);
-    for multiplier in [smallest, Multiplier::new(0.75).unwrap(), largest] {
-        let json = serde_json::to_string(&multiplier).unwrap();
-        let read: Multiplier = serde_json::from_str(&json).unwrap();
-        assert_eq!(read, multiplier);
-    }
-
-    for (mantissa, exponent, message) in [
-        (1 << 30, 32, "exponent is 32"),
-        (1 << 30, 100, "exponent is 100"),
-        (1 << 30, i32::MIN, "exponent is -2147483648"),
-        ((1 << 30) - 1, 0, "mantissa is 1073741823"),
-        (-1, 0, "mantissa is -1"),
-    ] {
-        let json = serde_json::json!({ "mantissa": mantissa, "exponent": exponent });
-        let error = serde_json::from_value::<Multiplier>(json).unwrap_err();
-        assert_says!(error, message);
-    }
 }

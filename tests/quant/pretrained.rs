@@ -6,7 +6,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use burn_lean::quant::deploy::{PretrainedFolder, load_pretrained};
 use burn_lean::quant::{QatConfig, QuantError, WeightConfig, quantized_weights};
-use safetensors::tensor::SafeTensors;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 
 use crate::compressed_tensors::{Net, calibrated, config, kinds};
@@ -146,6 +146,54 @@ fn a_folder_of_floats_is_read_as_it_is() {
     assert_eq!(read(&parent.path().join("config.json")), json!({}));
     let loaded = load_pretrained(layer(2), parent.path(), str::to_string).unwrap();
     assert_eq!(parameters(&loaded), parameters(&layer(1)));
+}
+
+/// Writes matrices, each of one number.
+fn write_shard(path: &Path, matrices: &[(&str, f32)]) {
+    let bytes = matrices.iter().map(|(_, number)| number.to_le_bytes());
+    let bytes: Vec<Vec<u8>> = bytes.map(|bytes| bytes.repeat(8 * 16)).collect();
+    let names = matrices.iter().map(|(name, _)| *name);
+    let views = bytes
+        .iter()
+        .map(|bytes| TensorView::new(Dtype::F32, vec![8, 16], bytes).unwrap());
+    let file = safetensors::serialize(names.zip(views), None).unwrap();
+    std::fs::write(path, file).unwrap();
+}
+
+#[test]
+fn a_tensor_comes_from_the_file_that_the_index_names_and_is_in_no_other() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path();
+    let [a, b, whole] = ["a", "b", "model"].map(|name| folder.join(format!("{name}.safetensors")));
+    let index = folder.join("model.safetensors.index.json");
+    std::fs::write(folder.join("config.json"), "{}").unwrap();
+    let places = json!({ "0.weight": "b.safetensors", "1.weight": "a.safetensors" });
+    std::fs::write(&index, json!({ "weight_map": places }).to_string()).unwrap();
+    let load = || load_pretrained(vec![layer(3), layer(4)], folder, str::to_string);
+    let weights = || -> Vec<Vec<f32>> {
+        let loaded = load().unwrap();
+        let weights = loaded.iter().map(|layer| values(layer.weight.val()));
+        weights.collect()
+    };
+    let refused = |says: &str| {
+        let error = load().unwrap_err().into_error();
+        assert_matches!(error, QuantError::File { .. });
+        assert_says!(error, says);
+    };
+    write_shard(&a, &[("1.weight", 1.0)]);
+    write_shard(&b, &[("0.weight", 0.5)]);
+    assert_eq!(weights(), [vec![0.5; 128], vec![1.0; 128]]);
+    // An older one in the first file.
+    write_shard(&a, &[("0.weight", 2.0), ("1.weight", 1.0)]);
+    refused("both `a.safetensors` and `b.safetensors` have `0.weight`");
+    // Only there, and nowhere.
+    write_shard(&b, &[("2.weight", 0.5)]);
+    refused("index.json: it says that `0.weight` is in `b.safetensors`, where it is not");
+    write_shard(&a, &[("1.weight", 1.0)]);
+    refused("index.json: it says that `0.weight` is in `b.safetensors`, where it is not");
+    // As Transformers: one file, where there is one.
+    write_shard(&whole, &[("0.weight", 3.0), ("1.weight", 4.0)]);
+    assert_eq!(weights(), [vec![3.0; 128], vec![4.0; 128]]);
 }
 
 #[test]

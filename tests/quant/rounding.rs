@@ -69,6 +69,42 @@ fn both_methods_beat_nearest_rounding_on_correlated_inputs() {
     }
 }
 
+/// The formula in F64, sample by sample.
+#[test]
+fn the_output_error_is_that_of_the_samples_in_however_many_batches_they_came() {
+    let device = Device::flex();
+    let (outputs, features) = (6, 40);
+    let config = QatConfig::new()
+        .with_weight(WeightConfig::int(4))
+        .with_activation(None);
+    let layer = LinearConfig::new(features, outputs).init(&device);
+    let layer = config.prepare(with_numbers(layer, 1)).unwrap();
+    let batches = [1, 3].map(|seed| correlated(seed, 30, features, &device));
+    let inputs = LayerInputs::collect(&layer, |layer| {
+        for x in &batches {
+            drop(layer.forward_q(x.clone()));
+        }
+    })
+    .unwrap();
+    let grid = grid(outputs, features, 7);
+    let codes = grid.nearest();
+    let weight = numbers(5, outputs * features);
+    let pairs = grid.values(&codes).into_iter().zip(weight);
+    let off: Vec<f64> = pairs.map(|(a, b)| f64::from(a) - f64::from(b)).collect();
+    let samples: Vec<f32> = batches.into_iter().flat_map(values::<2>).collect();
+    let mut squares = 0.0;
+    for x in samples.chunks(features) {
+        for off in off.chunks(features) {
+            let terms = off.iter().zip(x).map(|(off, x)| off * f64::from(*x));
+            squares += terms.sum::<f64>().powi(2);
+        }
+    }
+    let expected = squares / (60 * outputs) as f64;
+    let found = grid.output_error(&codes, &inputs.of("weight").unwrap()[0]);
+    let found = found.unwrap();
+    assert!((found / expected - 1.0).abs() < 1e-10, "{found} {expected}");
+}
+
 #[test]
 fn adaround_is_between_nearest_rounding_and_the_best_of_all() {
     let features = 8;

@@ -1,8 +1,7 @@
 //! A quantized tensor on the host: codes, scales, zero points and the scheme they belong to.
 
 use burn::tensor::{DType, Device, Tensor, TensorData, Transaction};
-use burn_lean_reparam::bits;
-use serde::{Deserialize, Serialize};
+use burn_lean_reparam::{bits, reductions};
 
 use crate::format::groups::Groups;
 use crate::{
@@ -28,8 +27,7 @@ use crate::{
 /// assert_eq!(quantized.pack(), [0xe7, 0x01]); // −2 is 0xe; low half first
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Parts")]
+#[derive(Debug, Clone, PartialEq)]
 pub struct QuantizedTensor {
     /// Of at most 8 bits, signed or not.
     codes: Vec<i16>,
@@ -59,7 +57,7 @@ impl QuantizedTensor {
             .register(codes)
             .register(qparams.scale.clone().without_autodiff())
             .register(qparams.zero_point.clone().without_autodiff())
-            .register(x.is_nan().any())
+            .register(reductions::any(x.is_nan()))
             .try_execute()
             .map_err(QuantError::device)?;
         let [codes, scale, zero_point, nan] = data.as_slice() else {
@@ -262,14 +260,7 @@ impl QuantizedTensor {
 
     /// Scales and zero points, on a device.
     pub(crate) fn qparams(&self, device: &Device) -> QuantParams {
-        let of_groups = |values: &[f32]| {
-            let data = TensorData::new(values.to_vec(), [values.len()]);
-            Tensor::from_data(data, (device, DType::F32))
-        };
-        QuantParams {
-            scale: of_groups(&self.scale),
-            zero_point: of_groups(&self.zero_point),
-        }
+        qparams_on(device, &self.scale, &self.zero_point)
     }
 
     /// The numbers that the codes stand for, as a tensor of rank `D`.
@@ -310,27 +301,15 @@ impl QuantizedTensor {
     }
 }
 
-/// What is read before it is looked at.
-#[derive(Deserialize)]
-struct Parts {
-    codes: Vec<i32>,
-    shape: Vec<usize>,
-    scale: Vec<f32>,
-    zero_point: Vec<f32>,
-    scheme: Scheme,
-}
-
-impl TryFrom<Parts> for QuantizedTensor {
-    type Error = QuantError;
-
-    fn try_from(parts: Parts) -> Result<Self, QuantError> {
-        Self::new(
-            parts.codes,
-            parts.shape,
-            parts.scale,
-            parts.zero_point,
-            parts.scheme,
-        )
+/// Scales and zero points, on a device.
+pub(crate) fn qparams_on(device: &Device, scale: &[f32], zero_point: &[f32]) -> QuantParams {
+    let of_groups = |values: &[f32]| {
+        let data = TensorData::new(values.to_vec(), [values.len()]);
+        Tensor::from_data(data, (device, DType::F32))
+    };
+    QuantParams {
+        scale: of_groups(scale),
+        zero_point: of_groups(zero_point),
     }
 }
 

@@ -84,8 +84,12 @@ impl QuantizedWeight {
 pub fn quantized_weights<M: Module>(
     model: &M,
 ) -> Result<Vec<(String, QuantizedTensor)>, QuantError> {
-    let seen = seen_weights(model)?.into_iter();
-    Ok(seen.map(|(path, codes, _)| (path, codes)).collect())
+    let mut found = Vec::new();
+    each_weight(model, |path, codes, _| {
+        found.push((path.to_string(), codes));
+        Ok(())
+    })?;
+    Ok(found)
 }
 
 /// [`quantized_weights`], and of each whether the forward pass sees the values of its codes: it does not
@@ -97,6 +101,24 @@ pub fn quantized_weights<M: Module>(
 pub fn seen_weights<M: Module>(
     model: &M,
 ) -> Result<Vec<(String, QuantizedTensor, bool)>, QuantError> {
+    let mut found = Vec::new();
+    each_weight(model, |path, codes, is_seen| {
+        found.push((path.to_string(), codes, is_seen));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Calls `each` with what [`seen_weights`] has of each weight, one after the other: codes take several
+/// times the bytes that they are packed to.
+///
+/// # Errors
+///
+/// As [`quantized_weights`], and those of `each`.
+pub(crate) fn each_weight<M: Module>(
+    model: &M,
+    each: impl FnMut(&str, QuantizedTensor, bool) -> Result<(), QuantError>,
+) -> Result<(), QuantError> {
     let weights: Vec<QuantizedWeight> = quantizers(model)
         .iter()
         .filter_map(QuantizedWeight::new)
@@ -110,31 +132,28 @@ pub fn seen_weights<M: Module>(
             .into_iter()
             .map(|weight| (weight.path.clone(), weight))
             .collect(),
-        found: Vec::new(),
+        each,
+        error: None,
     };
     visit_floats(model, &mut reader);
-    reader
-        .found
-        .into_iter()
-        .map(|(path, tensor)| match tensor {
-            Ok((tensor, is_seen)) => Ok((path, tensor, is_seen)),
-            Err(located @ QuantError::Parameter { .. }) => Err(located),
-            Err(error) => Err(error.at(path)),
-        })
-        .collect()
+    reader.error.map_or(Ok(()), Err)
 }
 
 /// The codes of a weight, and whether the forward pass sees their values.
 type Seen = (QuantizedTensor, bool);
 
-struct Reader {
+struct Reader<F> {
     effective: Effective,
     weights: HashMap<String, QuantizedWeight>,
-    found: Vec<(String, Result<Seen, QuantError>)>,
+    each: F,
+    error: Option<QuantError>,
 }
 
-impl FloatVisitor for Reader {
+impl<F: FnMut(&str, QuantizedTensor, bool) -> Result<(), QuantError>> FloatVisitor for Reader<F> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if self.error.is_some() {
+            return;
+        }
         let Some(weight) = self.weights.remove(path) else {
             return;
         };
@@ -145,6 +164,10 @@ impl FloatVisitor for Reader {
             }
             _ => weight.quantize_seen(base, &self.effective),
         };
-        self.found.push((path.to_string(), quantized));
+        let done = quantized.and_then(|(codes, is_seen)| (self.each)(path, codes, is_seen));
+        self.error = done.err().map(|error| match error {
+            QuantError::Parameter { .. } => error,
+            error => error.at(path),
+        });
     }
 }

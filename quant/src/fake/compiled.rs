@@ -5,15 +5,16 @@
 
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Device;
+use burn_lean_graph::{BackendKind, GraphError};
 
 use crate::QuantError;
 
 /// # Errors
 ///
-/// [`QuantError::MissingFeature`]
+/// [`QuantError::MissingFeature`], [`GraphError::UnsupportedBackend`].
 pub(crate) fn check(device: &Device) -> Result<(), QuantError> {
     let name = Dispatch::name(device.as_dispatch()).to_lowercase();
-    match feature(&name) {
+    match feature(&name)? {
         Some((feature, false)) => Err(QuantError::MissingFeature {
             backend: name,
             feature,
@@ -24,24 +25,30 @@ pub(crate) fn check(device: &Device) -> Result<(), QuantError> {
 
 /// The cargo feature for the backend of this name, and whether this crate has it. None for the
 /// backend that only records, which needs none.
-fn feature(name: &str) -> Option<(&'static str, bool)> {
-    // All others are the one CubeCL backend.
-    let cube = cfg!(feature = "cube");
-    let known = [
-        ("ndarray", "ndarray", cfg!(feature = "ndarray")),
-        ("flex", "flex", cfg!(feature = "flex")),
-        ("cuda", "cuda", cube),
-        ("spirv", "vulkan", cube),
-        ("vulkan", "vulkan", cube),
-        ("msl", "metal", cube),
-        ("metal", "metal", cube),
-        ("cpu", "cpu", cube),
-    ];
-    if name.contains("capture") {
-        return None;
+fn feature(name: &str) -> Result<Option<(&'static str, bool)>, GraphError> {
+    match BackendKind::named(name) {
+        BackendKind::Flex => Ok(Some(("flex", cfg!(feature = "flex")))),
+        BackendKind::NdArray => Ok(Some(("ndarray", cfg!(feature = "ndarray")))),
+        BackendKind::Cube => Ok(Some((runtime(name), cfg!(feature = "cube")))),
+        BackendKind::Capture => Ok(None),
+        BackendKind::Other => Err(GraphError::UnsupportedBackend {
+            backend: name.into(),
+        }),
     }
-    let found = known.iter().find(|(part, ..)| name.contains(part));
-    Some(found.map_or(("wgpu", cube), |(_, feature, has)| (*feature, *has)))
+}
+
+/// The cargo feature for a runtime of CubeCL.
+fn runtime(name: &str) -> &'static str {
+    let known = [
+        ("cuda", "cuda"),
+        ("spirv", "vulkan"),
+        ("vulkan", "vulkan"),
+        ("msl", "metal"),
+        ("metal", "metal"),
+        ("cpu", "cpu"),
+    ];
+    let found = known.iter().find(|(part, _)| name.contains(part));
+    found.map_or("wgpu", |(_, feature)| *feature)
 }
 
 #[cfg(test)]
@@ -59,14 +66,23 @@ mod tests {
             ("fusion<cubecl<cuda>>", "cuda"),
             ("cubecl<cpu>", "cpu"),
         ] {
-            assert_eq!(feature(name).unwrap().0, expected, "{name}");
+            let found = feature(name).unwrap().unwrap();
+            assert_eq!(found.0, expected, "{name}");
         }
-        assert_eq!(feature("capture"), None);
+        assert_eq!(feature("capture"), Ok(None));
+    }
+
+    #[test]
+    fn no_feature_is_named_for_a_backend_that_has_none() {
+        for name in ["libtorch<cpu>", "libtorch<cuda>", "router<remote-0>"] {
+            let error = feature(name).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
     }
 
     #[cfg(not(feature = "cube"))]
     #[test]
     fn without_the_feature_it_is_an_error_that_names_it() {
-        assert_eq!(feature("cubecl<wgpu<wgsl>>"), Some(("wgpu", false)));
+        assert_eq!(feature("cubecl<wgpu<wgsl>>"), Ok(Some(("wgpu", false))));
     }
 }

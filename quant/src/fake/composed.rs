@@ -1,8 +1,11 @@
 //! Fake quantization composed of a backend's operations.
 
+use std::ops::Range;
+
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::{BoolDType, Shape};
+use burn::tensor::{BoolDType, Shape, Slice};
+use burn_lean_reparam::reductions::AXIS;
 
 use crate::fake::Clip;
 use crate::fake::kernel::{LearnedGradients, Rule, Wanted};
@@ -78,7 +81,9 @@ pub(crate) fn range<B: Backend>(
     let counts = Shape::from([groups.count()]);
     let dims = groups.element_dims();
     let reduce = |of: fn(FloatTensor<B>, usize) -> FloatTensor<B>| {
-        let reduced = dims.iter().fold(x.clone(), |x, dim| of(x, *dim));
+        let reduced = dims
+            .iter()
+            .fold(x.clone(), |x, dim| along::<B>(x, *dim, of));
         B::float_reshape(reduced, counts.clone())
     };
     (reduce(B::float_min_dim), reduce(B::float_max_dim))
@@ -87,8 +92,41 @@ pub(crate) fn range<B: Backend>(
 /// Sums over the elements of each group, `[groups]`, of terms in any shape.
 pub(crate) fn sum<B: Backend>(terms: FloatTensor<B>, groups: &Groups) -> FloatTensor<B> {
     let terms = B::float_reshape(terms, groups.cut());
-    let sums = B::float_sum_dims(terms, &groups.element_dims());
+    let dims = groups.element_dims();
+    let sums = dims.iter().fold(terms, |terms, dim| {
+        along::<B>(terms, *dim, B::float_sum_dim)
+    });
     B::float_reshape(sums, Shape::from([groups.count()]))
+}
+
+/// A reduction in steps, as those of [`reductions`](burn_lean_reparam::reductions).
+fn along<B: Backend>(
+    mut x: FloatTensor<B>,
+    dim: usize,
+    of: fn(FloatTensor<B>, usize) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    loop {
+        let shape = x.shape();
+        let count = shape[dim];
+        if count <= AXIS {
+            return of(x, dim);
+        }
+        let rows = count / AXIS;
+        let part = |x: FloatTensor<B>, range: Range<usize>| {
+            let mut slices = vec![Slice::full(); shape.num_dims()];
+            slices[dim] = Slice::from(range);
+            B::float_slice(x, &slices)
+        };
+        let (mut cut, mut reduced) = (shape.to_vec(), shape.clone());
+        cut.splice(dim..=dim, [rows, AXIS]);
+        reduced[dim] = rows;
+        let whole = B::float_reshape(part(x.clone(), 0..rows * AXIS), Shape::from(cut));
+        let whole = B::float_reshape(of(whole, dim + 1), reduced);
+        x = match rows * AXIS < count {
+            true => B::float_cat(vec![whole, of(part(x, rows * AXIS..count), dim)], dim),
+            false => whole,
+        };
+    }
 }
 
 /// A tensor cut along its groups, with scale and zero point in shapes that broadcast.

@@ -110,19 +110,31 @@ impl Steps {
         let mut clipped = vec![false; x.len()];
         for_each_chunk(runs, |start, len, groups| {
             let chunk = start..start + len;
-            let x = x[chunk.clone()].iter();
-            let outputs = y[chunk.clone()].iter_mut().zip(&mut clipped[chunk]);
+            let x = &x[chunk.clone()];
+            let (y, clipped) = (&mut y[chunk.clone()], &mut clipped[chunk]);
             match groups {
                 Chunk::Same(group) => {
                     let step = self.at(group);
-                    for (x, (y, clipped)) in x.zip(outputs) {
-                        let (number, inside) = step.quantize(numbers, *x);
-                        *y = number * step.scale;
-                        *clipped = !inside;
+                    let quantize = |x: &[f32], y: &mut [f32], clipped: &mut [bool]| {
+                        for (x, (y, clipped)) in x.iter().zip(y.iter_mut().zip(clipped)) {
+                            let (number, inside) = step.quantize(numbers, *x);
+                            *y = number * step.scale;
+                            *clipped = !inside;
+                        }
+                    };
+                    match len >= 2 * SHARE {
+                        true => {
+                            let outputs = y.par_chunks_mut(SHARE);
+                            let outputs = outputs.zip(clipped.par_chunks_mut(SHARE));
+                            let shares = x.par_chunks(SHARE).zip(outputs);
+                            shares.for_each(|(x, (y, clipped))| quantize(x, y, clipped));
+                        }
+                        false => quantize(x, y, clipped),
                     }
                 }
                 Chunk::Each(group) => {
-                    for ((x, step), (y, clipped)) in x.zip(self.from(group, len)).zip(outputs) {
+                    let inputs = x.iter().zip(self.from(group, len));
+                    for ((x, step), (y, clipped)) in inputs.zip(y.iter_mut().zip(clipped)) {
                         let (number, inside) = step.quantize(numbers, *x);
                         *y = number * step.scale;
                         *clipped = !inside;
@@ -290,14 +302,32 @@ pub(crate) fn range(x: &[f32], groups: &Groups) -> (Vec<f32>, Vec<f32>) {
 /// In parallel lanes, because a compiler must not reorder the comparisons of one.
 fn range_of(x: &[f32]) -> (f32, f32) {
     const LANES: usize = 16;
-    let (mut min, mut max) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        for lane in 0..LANES {
-            min[lane] = lower(min[lane], chunk[lane]);
-            max[lane] = higher(max[lane], chunk[lane]);
+    let none = || ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let lanes = |chunks: &[[f32; LANES]]| {
+        let (mut min, mut max) = none();
+        for chunk in chunks {
+            for lane in 0..LANES {
+                min[lane] = lower(min[lane], chunk[lane]);
+                max[lane] = higher(max[lane], chunk[lane]);
+            }
         }
-    }
+        (min, max)
+    };
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let (min, max) = match x.len() >= 2 * SHARE {
+        // Joined lane by lane: of 0 and −0, too, the one stays that does on one thread.
+        true => chunks.par_chunks(SHARE / LANES).map(lanes).reduce(
+            none,
+            |(mut min, mut max), (lowest, highest)| {
+                for lane in 0..LANES {
+                    min[lane] = lower(min[lane], lowest[lane]);
+                    max[lane] = higher(max[lane], highest[lane]);
+                }
+                (min, max)
+            },
+        ),
+        false => lanes(chunks),
+    };
     let rest = || rest.iter().copied();
     (
         min.into_iter().chain(rest()).fold(f32::INFINITY, lower),

@@ -1,6 +1,7 @@
 //! Scales in the format that they are stored in.
 
 use burn::tensor::{DType, Tensor};
+use burn_lean_reparam::reductions;
 
 use crate::fake::op::fake_quantize;
 use crate::fake::qparams::QuantParams;
@@ -30,10 +31,12 @@ impl ScaleFormat {
                 let largest_scale = NumberFormat::E4M3.quant_max();
                 let of_tensor = match scheme.mapping {
                     // Not half of the numbers wide, but as wide as the side that needs more.
-                    Mapping::SymmetricNoClipping => scale.clone().max().div_scalar(largest_scale),
+                    Mapping::SymmetricNoClipping => {
+                        reductions::max(scale.clone()).div_scalar(largest_scale)
+                    }
                     _ => {
                         let half_width = (scheme.quant_max() - scheme.quant_min()) / 2.0;
-                        largest.max().div_scalar(largest_scale * half_width)
+                        reductions::max(largest).div_scalar(largest_scale * half_width)
                     }
                 };
                 let of_tensor = of_tensor.clamp_min(LEAST);

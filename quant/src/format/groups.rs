@@ -12,6 +12,7 @@
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Shape, Slice, Tensor, TensorData};
+use burn_lean_reparam::reductions;
 
 use crate::{Granularity, QuantError};
 
@@ -245,7 +246,7 @@ impl Groups {
             match run.counts {
                 Counts::Groups => after *= run.len,
                 Counts::Elements => {
-                    x = x.reshape([before, run.len, after]).sum_dim(1).flatten(0, 2);
+                    x = reductions::sum_dim(x.reshape([before, run.len, after]), 1).flatten(0, 2);
                 }
             }
         }

@@ -1,13 +1,11 @@
 //! A 2-D convolution in integers.
 
-use serde::{Deserialize, Serialize};
-
 use super::{Channels, Grid, rank, to_i32_accumulator, weight_codes};
 use crate::integer::requantize::Requantization;
 use crate::{QuantError, QuantizedTensor};
 
 /// Where a convolution reads its input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvGeometry {
     /// Step between windows, `[height, width]`.
     pub stride: [usize; 2],

@@ -1,12 +1,11 @@
 //! The integers that an activation is rounded to.
 
 use burn::tensor::Tensor;
-use serde::{Deserialize, Serialize};
 
 use crate::{FakeQuantize, Granularity, QuantError};
 
 /// The integer grid of one activation tensor: `value = (code − zero_point) · scale`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Grid {
     /// Real value of one step, positive and finite.
     pub scale: f32,

@@ -6,12 +6,10 @@
 //! Integer-Arithmetic-Only Inference, Jacob et al., 2018](https://arxiv.org/abs/1712.05877),
 //! section 2.2, with the two rounding steps of gemmlowp.
 
-use serde::{Deserialize, Serialize};
-
 use crate::QuantError;
 
 /// How accumulators become output codes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Requantization {
     /// `round(M · acc) + z` in 64-bit floating point, ties to even: what the fake-quantized
@@ -32,8 +30,7 @@ pub enum Requantization {
 /// assert_eq!((multiplier.mantissa(), multiplier.exponent()), (1_610_612_736, 0));
 /// assert_eq!(multiplier.apply(1000), 750);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Parts")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Multiplier {
     mantissa: i32,
     exponent: i32,
@@ -90,33 +87,6 @@ impl Multiplier {
         let shifted = i64::from(accumulator) << left;
         let product = divide_by_power_of_two(doubling_high_mul(shifted, self.mantissa), right);
         product.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32
-    }
-}
-
-/// What is read before it is looked at.
-#[derive(Deserialize)]
-struct Parts {
-    mantissa: i32,
-    exponent: i32,
-}
-
-impl TryFrom<Parts> for Multiplier {
-    type Error = QuantError;
-
-    /// [`QuantError::InvalidConfig`] unless [`new`](Self::new) could have made it.
-    fn try_from(parts: Parts) -> Result<Self, QuantError> {
-        let Parts { mantissa, exponent } = parts;
-        let (field, value, expected) = match () {
-            _ if mantissa < 1 << 30 => ("mantissa", mantissa, "from 2^30 to 2^31 - 1"),
-            // Those of the smallest positive number of 64 bits, and of 2³⁰.
-            _ if !(-1073..=31).contains(&exponent) => ("exponent", exponent, "from -1073 to 31"),
-            _ => return Ok(Self { mantissa, exponent }),
-        };
-        Err(QuantError::InvalidConfig {
-            field,
-            value: value.to_string(),
-            expected,
-        })
     }
 }
 

@@ -145,6 +145,10 @@ impl FakeQuantizeConfig {
 /// # let _ = optimizer;
 /// ```
 ///
+/// Of several groups that match a parameter Burn takes the last: add this one last, since a group of weights
+/// (`ParamGroup::from_predicate("weight")`) matches `fc.weight.quant.weight.learned_scale`, too, and an optimizer
+/// of matrices (Muon) panics at a vector.
+///
 /// An optimizer reaches them as a mapper over the model, and so does a mapper of yours: one that clips
 /// weights leaves out what this group [`matches`](ParamGroup::matches) by id and path.
 pub fn learned_parameters() -> ParamGroup {

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_graph::{Role, hooks::ForwardPass};
+use burn_lean_reparam::map_leaf;
 
 use crate::module::control::{Control, Mode};
 use crate::module::listen::listener::{Listener, lock};
-use crate::module::on_tape::on_tape;
 use crate::module::resident::Resident;
 use crate::module::schedule::{Phase, Schedule};
 use crate::range::observer::Observer;
@@ -246,6 +246,30 @@ impl FakeQuantize {
     /// Whether it was given or has observed a range.
     pub(crate) fn has_range(&self) -> bool {
         self.lock().control.observed || self.is_learning()
+    }
+
+    /// Whether it lacks what a forward pass of this very model would have left in it in the step that is over:
+    /// the scale that it learns, or a range.
+    pub(crate) fn lacks_range(&self) -> bool {
+        match self.config.learned != Learned::None && self.phase().quantizes() {
+            true => !self.is_learning(),
+            false => self.config.observer.has_memory() && !self.has_range(),
+        }
+    }
+
+    /// Whether it is to learn a scale that no forward pass of this very model has begun in the step that is over.
+    pub(crate) fn waits_to_learn(&self) -> bool {
+        let state = self.lock();
+        let control = &state.control;
+        state.learned_scale.is_some()
+            && self.training.is_enabled()
+            && control.phase().quantizes()
+            && !(control.initialized || control.advanced_by_run)
+    }
+
+    /// Whether a run has counted the step that is over, which [`advance`](crate::advance) then does not.
+    pub(crate) fn was_advanced(&self) -> bool {
+        self.lock().control.advanced_by_run
     }
 
     /// Whether the scale has become a parameter: after a calibration, or after the first training
@@ -482,12 +506,5 @@ impl FakeQuantize {
 
 /// The parameter with another value, and the same identity and training state.
 fn set(parameter: Param<Tensor<1>>, value: Tensor<1>) -> Param<Tensor<1>> {
-    parameter.map(|old| {
-        let value = value.without_autodiff();
-        match old.gradient_checkpointing_strategy() {
-            // Burn refuses operands of different strategies.
-            Some(strategy) => on_tape(value, strategy).set_require_grad(old.is_require_grad()),
-            None => value,
-        }
-    })
+    map_leaf(parameter, |_| value)
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Tensor;
+use burn_lean_reparam::reductions;
 use serde::{Deserialize, Serialize};
 
 use crate::module::listen::listener::lock;
@@ -70,11 +71,7 @@ impl Resident {
         // Not under the lock: a thread of rayon's pool that waits for its share may begin another use.
         let computed = compute(stored.clone());
         let is_stored = stored.dtype() == computed.dtype()
-            && stored
-                .clone()
-                .equal(computed.clone())
-                .all()
-                .into_scalar::<bool>();
+            && reductions::all(stored.clone().equal(computed.clone())).into_scalar::<bool>();
         let (values, known) = match is_stored {
             true => (stored, Values::Stored),
             false => (computed.clone(), Values::Computed(Box::new(computed))),

@@ -152,8 +152,8 @@ impl PtqConfig {
     /// Quantizes a trained float model whose code calls its quantizers.
     ///
     /// `batches` gives the calibration data, from the start each time it is called: a few hundred
-    /// samples are enough. With a data loader of Burn's it is `|| loader.iter()`. `forward` runs a
-    /// batch through the model, with `forward_q` or by [`QuantizedForward::run`].
+    /// samples are enough. With a data loader of Burn's, whose items are results, it is
+    /// `|| loader.iter().map(|batch| batch.expect("the data can be read"))`. `forward` runs a batch through the model, with `forward_q` or by [`QuantizedForward::run`].
     ///
     /// Fold the masks of a pruned model in first ([`Module::materialize`]): its zeros stay exactly
     /// zero, whatever the rounding.

@@ -48,6 +48,9 @@ use crate::{
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 ///
+/// Burn's `LBFGS` panics at a prepared model: it counts all float tensors as parameters with a gradient, ranges
+/// that were observed, too, and these have none.
+///
 /// It is a [`Config`]: it can be saved, loaded and printed as JSON.
 #[derive(Config, Debug)]
 pub struct QatConfig {
@@ -108,10 +111,7 @@ impl QatConfig {
                 let quantizer = located.quantizer.with_schedule(self.schedule);
                 quantizer.with_path(located.path)
             }))),
-            Err(rejected) => {
-                let (model, error) = rejected.into_parts();
-                Err(Rejected::new(model, error.into()))
-            }
+            Err(rejected) => Err(rejected.map_error(QuantError::from)),
         }
     }
 

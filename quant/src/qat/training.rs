@@ -2,37 +2,41 @@
 
 use std::collections::HashMap;
 
-use burn::module::Module;
-use burn_lean_reparam::Rejected;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+use burn_lean_reparam::{FloatVisitor, Rejected, visit_plain_floats};
 
 use crate::model::batch_norm::apply_schedule;
 use crate::model::unobserved::{LeftFloat, Unobserved, leave_float};
+use crate::module::effective::Effective;
 use crate::module::outcome::RunOutcome;
-use crate::module::walk::{Site, map_quantizers, quantizers, replace};
+use crate::module::walk::{Located, Site, map_quantizers, quantizers, replace};
 use crate::{FakeQuantize, QuantError, Schedule};
 
 /// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
 /// their step has come.
 ///
 /// Call it once after each step of the optimizer, in a loop or in a callback. Computes nothing on the
-/// device.
+/// device, but for learned scales of weights that only replicas of the model began: here they begin, too, with
+/// the weights as they are.
 ///
 /// After the first step it warns (by `tracing`) of quantizers of activations that no value came by,
-/// whose layers are called past them, and would stay float; and of those that values came by, but that
-/// observed none: replicas on several devices keep what they observe.
+/// whose layers are called past them, and would stay float. After it, and after the first step that quantizes, it
+/// warns of those that values came by, but that have no range, or no scale to learn: replicas on several devices
+/// keep what they observe.
 pub fn advance<M: Module>(model: M) -> M {
+    let model = with_weights_begun(model);
     let (mut uncalled, mut unobserved) = (Vec::new(), Vec::new());
     let model = map_quantizers(model, |located| {
-        let is_first = located.quantizer.step() == 0;
-        let is_activation = located.site != Site::Weight && located.quantizer.is_enabled();
         let quantizer = &located.quantizer;
-        let lacks_range =
-            quantizer.phase().observes() && quantizer.keeps_range() && !quantizer.has_range();
-        if is_first && is_activation {
+        let is_first = quantizer.step() == 0;
+        let begins = is_first || quantizer.step() == quantizer.schedule().quantize_from;
+        let is_activation = located.site != Site::Weight && quantizer.is_enabled();
+        if is_activation && begins && !quantizer.was_advanced() {
             match quantizer.was_called() {
-                false => uncalled.push(located.name()),
-                true if lacks_range => unobserved.push(located.name()),
-                true => {}
+                false if is_first => uncalled.push(located.name()),
+                true if quantizer.lacks_range() => unobserved.push(located.name()),
+                _ => {}
             }
         }
         located.quantizer.advanced()
@@ -47,13 +51,61 @@ pub fn advance<M: Module>(model: M) -> M {
     }
     if !unobserved.is_empty() {
         tracing::warn!(
-            "the quantizers of {} observed nothing in the first step: on several devices replicas of the model \
-             are called, and what they observe stays with them. Calibrate the model before, or \
-             after (`calibrate_unobserved`), or give it what a replica observed (`merge_observers`)",
+            "the quantizers of {} kept nothing of what they observed in this step: on several devices replicas of \
+             the model are called, and what they observe, and where they begin to learn, stays with them. \
+             Calibrate the model before, or after (`calibrate_unobserved`), or give it what a replica observed \
+             (`merge_observers`)",
             unobserved.join(", ")
         );
     }
     apply_schedule(model)
+}
+
+/// The model whose weights have the learned scales that they were to have in the step that is over: Burn's
+/// strategy for several devices makes replicas anew in each step, which begin and are dropped.
+fn with_weights_begun<M: Module>(model: M) -> M {
+    let waiting = quantizers(&model).into_iter().filter_map(|located| {
+        let waits = located.site == Site::Weight && located.quantizer.waits_to_learn();
+        Some((located.parameter.clone().filter(|_| waits)?, located))
+    });
+    let waiting: HashMap<String, Located> = waiting.collect();
+    if waiting.is_empty() {
+        return model;
+    }
+    let mut weights = Weights {
+        given: Effective::of(&model),
+        waiting,
+        begun: HashMap::new(),
+    };
+    visit_plain_floats(&model, &mut weights);
+    replace(model, weights.begun)
+}
+
+/// Begins learned scales of weights.
+struct Weights {
+    given: Effective,
+    /// By path of the weight.
+    waiting: HashMap<String, Located>,
+    /// By path of the quantizer.
+    begun: HashMap<String, FakeQuantize>,
+}
+
+impl FloatVisitor for Weights {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let base = param.base();
+        if !base.is_autodiff() || !base.dtype().is_float() {
+            return;
+        }
+        if let Some(Located {
+            path: of_quantizer,
+            quantizer,
+            ..
+        }) = self.waiting.remove(path)
+            && matches!(quantizer.begin(&self.given.given(path, base)), Ok(true))
+        {
+            self.begun.insert(of_quantizer, quantizer);
+        }
+    }
 }
 
 /// The model with another schedule, in step 0.
@@ -200,7 +252,8 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
 ///
 /// Burn's learner makes its replicas itself, anew in each step of a multi-device training, and
 /// drops what they observed: [`calibrate`] the model before, and freeze its observers from step 0
-/// on. In distributed training each process observes its own share, as in PyTorch.
+/// on. In distributed training each replica observes its own share, as in PyTorch, and begins to learn scales of
+/// activations from it: calibrate before where they are to be the same.
 ///
 /// # Errors
 ///

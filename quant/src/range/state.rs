@@ -6,7 +6,9 @@
 
 use burn::module::{Content, ModuleDisplay, ModuleDisplayDefault};
 use burn::module::{Devices, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{
+    DType, Device, FloatDType, GradientCheckpointingStrategy, Int, Tensor, TensorData,
+};
 
 /// What is left of a `Module` that goes with a model and does not train.
 macro_rules! plain_state {
@@ -32,11 +34,15 @@ pub(crate) use plain_state;
 
 /// An F32 vector that is recorded and moved with the model, but not trained.
 ///
-/// It never has an autodiff association: combined with a tensor that has one, it is a constant.
+/// It never has an autodiff association: combined with a tensor that has one, it is a constant. A mapper
+/// alone is given it on the autodiff device of a model that trains, since Burn's distributed training asks
+/// that of every float parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Buffer {
     id: ParamId,
     value: Tensor<1>,
+    /// That of the model's device, where it has autodiff.
+    strategy: Option<GradientCheckpointingStrategy>,
 }
 
 impl Buffer {
@@ -44,6 +50,7 @@ impl Buffer {
         Self {
             id: ParamId::new(),
             value: Tensor::zeros([len], (&device.clone().inner(), DType::F32)),
+            strategy: device.gradient_checkpointing_strategy(),
         }
     }
 
@@ -62,7 +69,14 @@ impl Module for Buffer {
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        let mapped = mapper.map_float(Param::initialized(self.id, self.value.clone()));
+        let value = self.value.clone();
+        let given = match self.strategy {
+            Some(strategy) => value
+                .autodiff()
+                .with_gradient_checkpointing_strategy(strategy),
+            None => value,
+        };
+        let mapped = mapper.map_float(Param::initialized(self.id, given));
         let (id, value, _) = mapped.consume();
         // Ranges stay in F32 in a model that is cast or quantized as a whole.
         let value = match value.dtype() {
@@ -73,14 +87,38 @@ impl Module for Buffer {
         Self {
             id,
             value: value.without_autodiff(),
+            strategy: self.strategy,
         }
     }
 
     fn to_device(self, device: &Device) -> Self {
+        // Burn's tensors keep the autodiff that they have, too.
         Self {
-            id: self.id,
             value: self.value.to_device(&device.clone().inner()),
+            ..self
         }
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.to_device(device)
+    }
+
+    fn valid(&self) -> Self {
+        Self {
+            strategy: None,
+            ..self.clone()
+        }
+    }
+
+    fn train(self) -> Self {
+        Self {
+            strategy: Some(GradientCheckpointingStrategy::Disabled),
+            ..self
+        }
+    }
+
+    fn materialize(self) -> Self {
+        self
     }
 
     fn collect_devices(&self, mut devices: Devices) -> Devices {
@@ -90,8 +128,6 @@ impl Module for Buffer {
         }
         devices
     }
-
-    plain_state!();
 }
 
 /// Integers on the host that are recorded with the model.

@@ -89,9 +89,8 @@ pub fn adaround(
     // weights of any size.
     let [outputs, features] = grid.shape();
     let weight = features as f64 / (nearest_error * inputs.samples() as f64);
-    let gram = inputs.gram();
     let second_moments = Mat::from_fn(features, features, |row, column| {
-        (2.0 * weight * gram[(row, column)]) as f32
+        (2.0 * weight * inputs.gram(row, column)) as f32
     });
     // The outputs have nothing to do with each other.
     let codes: Vec<Vec<i32>> = (0..outputs.div_ceil(ROWS))

@@ -98,12 +98,11 @@ pub fn gptq(
 
 /// The features in the order of rounding, and `U` of the Hessian with the ridge in it.
 fn compensation(inputs: &InputStatistics, config: &GptqConfig) -> Result<Compensation, QuantError> {
-    let gram = inputs.gram();
     let per_sample = 2.0 / inputs.samples() as f64;
-    let hessian = |i: usize, j: usize| gram[(i, j)] * per_sample;
+    let hessian = |i: usize, j: usize| inputs.gram(i, j) * per_sample;
     let mut order: Vec<usize> = (0..inputs.features()).collect();
     if config.activation_order {
-        order.sort_by(|a, b| gram[(*b, *b)].total_cmp(&gram[(*a, *a)]));
+        order.sort_by(|a, b| inputs.gram(*b, *b).total_cmp(&inputs.gram(*a, *a)));
     }
     let diagonal: f64 = order.iter().map(|j| hessian(*j, *j)).sum();
     let ridge = config.ridge * (diagonal / order.len().max(1) as f64);

@@ -15,7 +15,7 @@ use super::layout::{Names, Place, turn};
 use super::pretrained::opened;
 use super::sparse::decompress;
 use super::targets::Targets;
-use crate::deploy::safetensors_file::{FILES, FileError, fitting};
+use crate::deploy::safetensors_file::{FileError, fitting};
 use crate::module::walk::{Site, map_quantizers, weight_schemes};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
@@ -50,7 +50,8 @@ pub fn load_compressed_tensors<M: Module>(
 }
 
 /// Loads a folder as Transformers has them, of a [`PretrainedFolder`](super::PretrainedFolder) or of another
-/// program, into `model`, for inference: `config.json`, and `model.safetensors` or what its index names.
+/// program, into `model`, for inference: `config.json`, and `model.safetensors` or, where there is none, what
+/// its index names.
 ///
 /// As [`load_compressed_tensors`], but that `names` gives what the network there calls a tensor, from its
 /// path here; norms come with `weight` and `bias`. A configuration without `quantization_config` is one of
@@ -58,7 +59,8 @@ pub fn load_compressed_tensors<M: Module>(
 ///
 /// # Errors
 ///
-/// As [`load_compressed_tensors`].
+/// As [`load_compressed_tensors`]; [`QuantError::File`], too, when two of several files have a tensor of the same
+/// name, or a tensor is not in the file that the index names for it.
 pub fn load_pretrained<M: Module>(
     model: M,
     folder: impl AsRef<Path>,
@@ -66,9 +68,7 @@ pub fn load_pretrained<M: Module>(
 ) -> Result<M, Rejected<M, QuantError>> {
     let file = FileError::new(folder.as_ref());
     let load = || {
-        let (config, paths) = opened(folder.as_ref())?;
-        let files = paths.iter().map(|path| FILES.read(path));
-        let files = files.collect::<Result<Vec<Vec<u8>>, QuantError>>()?;
+        let (config, files) = opened(folder.as_ref())?;
         load_files(&model, &files, config, &names, &file)
     };
     load().map_err(|error| Rejected::new(model, error))

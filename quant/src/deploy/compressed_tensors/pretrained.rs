@@ -1,9 +1,11 @@
 //! Folders as Transformers has them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
+use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -187,8 +189,8 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The configuration of a folder, of which none is one of floats, and its files of weights.
-pub(super) fn opened(folder: &Path) -> Result<(QuantizationConfig, Vec<PathBuf>), QuantError> {
+/// The configuration of a folder, of which none is one of floats, and the bytes of its files of weights.
+pub(super) fn opened(folder: &Path) -> Result<(QuantizationConfig, Vec<Vec<u8>>), QuantError> {
     let mut config: Map<String, Value> = read_json(&folder.join(CONFIG))?;
     let file = FileError::new(folder);
     let config = match config.remove(KEY) {
@@ -196,23 +198,50 @@ pub(super) fn opened(folder: &Path) -> Result<(QuantizationConfig, Vec<PathBuf>)
             .map_err(|error| file.read(format!("`{KEY}` of its `{CONFIG}`: {error}")))?,
         None => QuantizationConfig::of(Vec::new(), Vec::new()),
     };
-    let index = folder.join(INDEX);
-    if !index.exists() {
-        return Ok((config, vec![folder.join(WHOLE)]));
-    }
-    let index: Index = read_json(&index)?;
-    let mut names: Vec<String> = index.weight_map.into_values().collect();
-    names.sort();
-    names.dedup();
+    let (whole, index) = (folder.join(WHOLE), folder.join(INDEX));
+    // Where there are both, Transformers reads the one file.
+    let files = match whole.is_file() || !index.exists() {
+        true => vec![FILES.read(&whole)?],
+        false => shards(folder, &index)?,
+    };
+    Ok((config, files))
+}
+
+/// The files that an index names, which have each tensor once, and where it says.
+fn shards(folder: &Path, index: &Path) -> Result<Vec<Vec<u8>>, QuantError> {
+    let Index { weight_map, .. } = read_json::<Index>(index)?;
+    let names: BTreeSet<&String> = weight_map.values().collect();
+    let file = FileError::new(folder);
     // Names of files beside the index; no paths out of the folder.
-    let is_name = |name: &String| Path::new(name).file_name() == Some(name.as_ref());
-    if let Some(other) = names.iter().find(|name| !is_name(name)) {
+    let is_path = |name: &str| Path::new(name).file_name() != Some(OsStr::new(name));
+    if let Some(other) = names.iter().find(|name| is_path(name)) {
         return Err(file.read(format!("its index names `{other}`, which is no file of it")));
     }
-    Ok((
-        config,
-        names.into_iter().map(|name| folder.join(name)).collect(),
-    ))
+    let mut found: HashMap<String, &String> = HashMap::new();
+    let mut files = Vec::with_capacity(names.len());
+    for name in names {
+        let path = folder.join(name);
+        let bytes = FILES.read(&path)?;
+        let header = SafeTensors::read_metadata(&bytes);
+        let (_, header) = header.map_err(|error| FileError::new(&path).read(error))?;
+        for tensor in header.offset_keys() {
+            if let Some(other) = found.insert(tensor.clone(), name) {
+                return Err(file.read(format!(
+                    "both `{other}` and `{name}` have `{tensor}`: remove it from one of them, or download \
+                     them again"
+                )));
+            }
+        }
+        files.push(bytes);
+    }
+    let mut places = weight_map.iter();
+    match places.find(|(tensor, name)| found.get(*tensor) != Some(name)) {
+        None => Ok(files),
+        Some((tensor, name)) => Err(FileError::new(index).read(format!(
+            "it says that `{tensor}` is in `{name}`, where it is not: index and files are of different models, \
+             download them together"
+        ))),
+    }
 }
 
 fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, QuantError> {

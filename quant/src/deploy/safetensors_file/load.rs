@@ -17,7 +17,7 @@ use super::attach::attach_quantizers;
 use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
 use crate::codes::product::in_product;
-use crate::codes::quantized_tensor::unpack;
+use crate::codes::quantized_tensor::{qparams_on, unpack};
 use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::deploy::convert::OtherBytes;
@@ -49,15 +49,10 @@ pub(super) fn try_load<M: Module>(
             &attached
         }
     };
-    let mut quantized = HashMap::new();
-    for (name, entry) in entries {
-        let dtype = entry.dtype;
-        let weight = read_weight(&tensors, &name, entry, &file)?;
-        quantized.insert(name, (weight, dtype));
-    }
+    let names: Vec<String> = entries.keys().cloned().collect();
     let schemes = weight_schemes(model);
     let is_prepared = !schemes.is_empty();
-    let file_names = FileNames::of(model, |path| quantized.contains_key(path));
+    let file_names = FileNames::of(model, |path| entries.contains_key(path));
     let mut of_activations = HashMap::new();
     for located in quantizers(model) {
         let name = file_names.name(&located.path);
@@ -68,11 +63,10 @@ pub(super) fn try_load<M: Module>(
             of_activations.insert(located.path, activation);
         }
     }
-    let names: Vec<String> = quantized.keys().cloned().collect();
     let mut loader = Loader {
         tensors: &tensors,
         names: file_names.without_ranges(of_activations.keys().cloned()),
-        quantized,
+        entries,
         schemes,
         chained: chained(model),
         config,
@@ -158,6 +152,10 @@ fn no_quantizer(file: &FileError<'_>, name: &str) -> QuantError {
     ))
 }
 
+fn no_parameter(file: &FileError<'_>, name: &str) -> QuantError {
+    file.read(format!("the model has no parameter for its `{name}`"))
+}
+
 fn read_weight(
     tensors: &SafeTensors<'_>,
     name: &str,
@@ -203,7 +201,9 @@ fn read_weight(
 struct Loader<'a> {
     tensors: &'a SafeTensors<'a>,
     names: FileNames,
-    quantized: HashMap<String, (QuantizedTensor, FloatDType)>,
+    /// The quantized weights, whose codes are read one weight at a time: they take several times the bytes
+    /// of the file.
+    entries: BTreeMap<String, Entry>,
     schemes: HashMap<String, Scheme>,
     /// Paths of weights on which something else than a quantizer acts.
     chained: HashSet<String>,
@@ -221,9 +221,10 @@ struct Loader<'a> {
     error: Option<QuantError>,
 }
 
-/// A weight that was loaded.
+/// What the quantizer of a weight that was loaded is told.
 struct LoadedWeight {
-    weight: QuantizedTensor,
+    scale: Vec<f32>,
+    zero_point: Vec<f32>,
     /// That of its values.
     dtype: FloatDType,
     device: Device,
@@ -232,14 +233,23 @@ struct LoadedWeight {
 }
 
 impl Loader<'_> {
-    /// `layer`: what the weight belongs to, as Burn's modules call it.
+    /// `layer`: what the weight belongs to, as Burn's modules call it; `shape` is that of the model's.
     fn weight<const D: usize>(
         &mut self,
         path: &str,
-        (weight, dtype): (QuantizedTensor, FloatDType),
+        entry: Entry,
+        shape: &[usize],
         device: &Device,
         layer: &str,
     ) -> Result<Tensor<D>, QuantError> {
+        let dtype = entry.dtype;
+        let weight = read_weight(self.tensors, path, entry, self.file)?;
+        if weight.shape() != shape {
+            return Err(self.file.read(format!(
+                "`{path}` has the shape {:?}, but the model's has {shape:?}",
+                weight.shape()
+            )));
+        }
         for part in ["codes", "scale", "zero_point"] {
             self.used.insert(format!("{path}.{part}"));
         }
@@ -301,7 +311,8 @@ impl Loader<'_> {
         }
         self.outcomes.push(report);
         let loaded = LoadedWeight {
-            weight,
+            scale: weight.scale().to_vec(),
+            zero_point: weight.zero_point().to_vec(),
             dtype,
             device: device.clone(),
             dequantize,
@@ -376,7 +387,7 @@ impl Loader<'_> {
         };
         let quantizer = located.quantizer.with_dtype(loaded.dtype);
         let quantizer = quantizer.with_dequantize(loaded.dequantize);
-        let qparams = || loaded.weight.qparams(&loaded.device);
+        let qparams = || qparams_on(&loaded.device, &loaded.scale, &loaded.zero_point);
         if self.codes.contains(&path) {
             return quantizer.with_codes(qparams());
         }
@@ -400,7 +411,7 @@ impl Loader<'_> {
         check.error.map_or(Ok(()), Err)
     }
 
-    /// Refuses a tensor of the file that the model has no place for; `weights` names the quantized ones.
+    /// Refuses what the file has and the model has no place for; `weights` names the quantized ones.
     fn check_used(&self, weights: &[String], is_prepared: bool) -> Result<(), QuantError> {
         // Of a quantized weight, the codes and scales are all that a model without quantizers needs.
         let of_weights: Vec<String> = weights
@@ -418,10 +429,12 @@ impl Loader<'_> {
             Some(name) if !is_prepared && name.contains(".quant.") => {
                 Err(no_quantizer(self.file, name))
             }
-            Some(name) => Err(self
-                .file
-                .read(format!("the model has no parameter for its `{name}`"))),
-            None => Ok(()),
+            Some(name) => Err(no_parameter(self.file, name)),
+            // Without tensors.
+            None => match self.entries.keys().next() {
+                Some(name) => Err(no_parameter(self.file, name)),
+                None => Ok(()),
+            },
         }
     }
 
@@ -505,14 +518,8 @@ impl PathMapper for Loader<'_> {
         let device = param.lazy_device();
         let base = param.base();
         let shape = base.shape();
-        let loaded = match self.quantized.remove(&path) {
-            Some((weight, _)) if weight.shape() != shape.as_slice() => {
-                Err(self.file.read(format!(
-                    "`{path}` has the shape {:?}, but the model's has {shape:?}",
-                    weight.shape()
-                )))
-            }
-            Some(weight) => self.weight(&path, weight, &device, at.container()),
+        let loaded = match self.entries.remove(&path) {
+            Some(entry) => self.weight(&path, entry, &shape, &device, at.container()),
             None => {
                 let data = self.data(&path, &shape, base.dtype(), &device);
                 data.map(|data| {

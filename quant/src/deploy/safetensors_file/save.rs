@@ -12,10 +12,10 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use super::activations::activations;
 use super::{DTYPES, Entry, FILES, FORMAT, FileError, VERSION};
-use crate::QuantError;
-use crate::codes::weights::quantized_weights;
+use crate::codes::weights::each_weight;
 use crate::module::effective::FileNames;
 use crate::module::walk::{Site, quantizers};
+use crate::{QuantError, QuantizedTensor};
 
 /// Writes a prepared or converted model; its quantized weights as packed codes. Returns the size
 /// of the file in bytes.
@@ -23,7 +23,7 @@ use crate::module::walk::{Site, quantizers};
 /// # Errors
 ///
 /// [`QuantError::File`] when it cannot be written, [`QuantError::Device`] when reading the model
-/// fails, and what [`quantized_weights`] finds.
+/// fails, and what [`quantized_weights`](crate::quantized_weights) finds.
 pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<u64, QuantError> {
     settle(model);
     let path = path.as_ref();
@@ -31,31 +31,16 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
     let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
     let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
     let dtypes = dtypes(model);
-    for (name, weight) in quantized_weights(model)? {
-        let groups = weight.scheme().group_shape(weight.shape())?;
-        let codes = weight.pack();
-        tensors.insert(
-            format!("{name}.codes"),
-            Stored::new(Dtype::U8, vec![codes.len()], codes),
-        );
-        let floats = |values: &[f32]| {
-            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
-            Stored::new(Dtype::F32, groups.clone(), bytes.collect())
+    each_weight(model, |name, weight, _| {
+        store_weight(name, &weight, &mut tensors)?;
+        let entry = Entry {
+            shape: weight.shape().to_vec(),
+            scheme: weight.scheme().clone(),
+            dtype: dtypes.get(name).copied().unwrap_or(FloatDType::F32),
         };
-        tensors.insert(format!("{name}.scale"), floats(weight.scale()));
-        if !weight.scheme().mapping.is_symmetric() {
-            tensors.insert(format!("{name}.zero_point"), floats(weight.zero_point()));
-        }
-        let dtype = dtypes.get(&name).copied().unwrap_or(FloatDType::F32);
-        entries.insert(
-            name,
-            Entry {
-                shape: weight.shape().to_vec(),
-                scheme: weight.scheme().clone(),
-                dtype,
-            },
-        );
-    }
+        entries.insert(name.to_string(), entry);
+        Ok(())
+    })?;
     let activations = activations(model);
     let names = FileNames::of(model, |path| entries.contains_key(path));
     let mut collector = Collector {
@@ -80,6 +65,29 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         ("activations".to_string(), activations),
     ]);
     write(&collector.tensors, metadata, path)
+}
+
+/// Puts the packed codes, scales and zero points of a weight among the tensors of a file.
+fn store_weight(
+    name: &str,
+    weight: &QuantizedTensor,
+    tensors: &mut BTreeMap<String, Stored>,
+) -> Result<(), QuantError> {
+    let groups = weight.scheme().group_shape(weight.shape())?;
+    let codes = weight.pack();
+    tensors.insert(
+        format!("{name}.codes"),
+        Stored::new(Dtype::U8, vec![codes.len()], codes),
+    );
+    let floats = |values: &[f32]| {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        Stored::new(Dtype::F32, groups.clone(), bytes.collect())
+    };
+    tensors.insert(format!("{name}.scale"), floats(weight.scale()));
+    if !weight.scheme().mapping.is_symmetric() {
+        tensors.insert(format!("{name}.zero_point"), floats(weight.zero_point()));
+    }
+    Ok(())
 }
 
 /// Writes a file, which is there only when it is complete; returns its bytes.

@@ -1,9 +1,8 @@
 //! What a layer's inputs look like, collected batch by batch.
 
 use burn::tensor::{FloatDType, Tensor};
-use faer::linalg::matmul::matmul;
 use faer::linalg::matmul::triangular::{self, BlockStructure};
-use faer::{Accum, Mat, MatRef, Par, get_global_parallelism};
+use faer::{Accum, Mat, MatRef, get_global_parallelism};
 
 use crate::QuantError;
 
@@ -49,7 +48,7 @@ impl Samples {
 #[derive(Debug, Clone)]
 pub struct InputStatistics {
     samples: usize,
-    /// `Σ x xᵀ`, `[d, d]`.
+    /// `Σ x xᵀ`, `[d, d]`, of which the lower triangle counts; above the diagonal are zeros.
     gram: Mat<f64>,
     sum: Vec<f64>,
 }
@@ -110,11 +109,6 @@ impl InputStatistics {
                 get_global_parallelism(),
             );
         }
-        for row in 0..features {
-            for column in row + 1..features {
-                self.gram[(row, column)] = self.gram[(column, row)];
-            }
-        }
         self.samples += values.len() / features;
         Ok(())
     }
@@ -123,7 +117,13 @@ impl InputStatistics {
     pub(crate) fn merge(&mut self, other: &Self) -> Result<(), QuantError> {
         let (features, found) = (self.features(), other.features());
         QuantError::expect_len("features of a layer's input", features, found)?;
-        self.gram += &other.gram;
+        for column in 0..features {
+            let sums = &mut self.gram.col_as_slice_mut(column)[column..];
+            let others = &other.gram.col_as_slice(column)[column..];
+            for (sum, other) in sums.iter_mut().zip(others) {
+                *sum += other;
+            }
+        }
         for (sum, other) in self.sum.iter_mut().zip(&other.sum) {
             *sum += other;
         }
@@ -147,28 +147,34 @@ impl InputStatistics {
         self.sum.iter().map(mean).collect()
     }
 
-    /// `Σ x xᵀ`, `[d, d]`.
-    pub(crate) fn gram(&self) -> MatRef<'_, f64> {
-        self.gram.as_ref()
+    /// An element of `Σ x xᵀ`, which is symmetric.
+    pub(crate) fn gram(&self, i: usize, j: usize) -> f64 {
+        self.gram[(i.max(j), i.min(j))]
     }
 
     /// Mean squared error of the outputs when the weight is off by `error`, a matrix
     /// `[outputs, d]`: `tr(E · Σ x xᵀ · Eᵀ) / (n · outputs)`.
     pub(crate) fn output_error(&self, error: MatRef<'_, f64>) -> f64 {
         let (outputs, features) = (error.nrows(), error.ncols());
-        let mut product = Mat::zeros(outputs, features);
-        matmul(
+        let mut product = Mat::<f64>::zeros(outputs, features);
+        triangular::matmul(
             product.as_mut(),
+            BlockStructure::Rectangular,
             Accum::Replace,
             error,
-            self.gram(),
+            BlockStructure::Rectangular,
+            self.gram.as_ref(),
+            BlockStructure::TriangularLower,
             1.0,
-            Par::Seq,
+            get_global_parallelism(),
         );
         let mut trace = 0.0;
         for column in 0..features {
+            let square = self.gram[(column, column)];
             for row in 0..outputs {
-                trace += product[(row, column)] * error[(row, column)];
+                // The other triangle gives as much; both have the diagonal.
+                let (product, error) = (product[(row, column)], error[(row, column)]);
+                trace += (2.0 * product - square * error) * error;
             }
         }
         // A sum of squares; rounding may leave a zero slightly negative.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_reparam::reductions;
 
 use super::{FakeQuantize, State};
 use crate::fake::{fake_quantize_learned, to_codes};
@@ -153,7 +154,7 @@ impl FakeQuantize {
         }
         let x = x.clone().without_autodiff();
         // Minima and maxima do not tell on every backend.
-        let finite = !calibrating || x.clone().is_finite().all().into_scalar::<bool>();
+        let finite = !calibrating || reductions::all(x.clone().is_finite()).into_scalar::<bool>();
         let counted =
             calibrating && matches!(self.config.observer, ObserverConfig::Histogram { .. });
         let values = counted.then(|| read(x.clone())).transpose()?;
@@ -181,16 +182,12 @@ impl FakeQuantize {
     /// Scale and zero point for `x`, and how it is quantized with them.
     fn choose<const D: usize>(&self, x: &Tensor<D>, training: bool) -> Result<Chosen, QuantError> {
         let scheme = &self.config.scheme;
-        if training && self.config.learned != Learned::None && !self.is_learning() {
-            let first = self.first_scale(x)?;
-            // A step whose values are infinite or NaN is skipped, and what began with them would stay.
-            if !is_a_beginning(&first)? {
-                return Ok(Chosen::Nothing);
-            }
-            let mut state = self.lock();
-            if !state.control.initialized {
-                state.start_learning(first);
-            }
+        if training
+            && self.config.learned != Learned::None
+            && !self.is_learning()
+            && !self.begin(x)?
+        {
+            return Ok(Chosen::Nothing);
         }
         if let Some(known) = self.known_qparams() {
             return Ok(Chosen::Fixed(known));
@@ -217,6 +214,18 @@ impl FakeQuantize {
         let qparams = state.observed_qparams(scheme);
         let _ = state.of_range.set(qparams.clone());
         Ok(Chosen::Fixed(qparams))
+    }
+
+    /// Learns from the first scale for `x` on, unless it learns already. Whether it does: a step whose values are
+    /// infinite or NaN is skipped, and what began with them would stay.
+    pub(crate) fn begin<const D: usize>(&self, x: &Tensor<D>) -> Result<bool, QuantError> {
+        let first = self.first_scale(x)?;
+        let begins = is_a_beginning(&first)?;
+        let mut state = self.lock();
+        if begins && !state.control.initialized {
+            state.start_learning(first);
+        }
+        Ok(begins)
     }
 
     /// Scale and zero point of the observed range, if they are in use and computed already.
