@@ -234,7 +234,7 @@ impl<M: Trained> Study<'_, M> {
                 ..gradual.pruner.with_effort(cli.effort())
             };
             if let MethodName::Fitted = method {
-                gradual.pruner.support = SupportMethod::Magnitude;
+                gradual.pruner.support = Some(SupportMethod::Magnitude);
             }
             gradual.schedule = schedule;
             (gradual.learning_rate, gradual.last_learning_rate) = (rate, last_rate);

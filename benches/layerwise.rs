@@ -147,7 +147,7 @@ fn study<M: Module + 'static>(
         for seed in &cli.seed {
             for (_, (support, refit, recalibrate, shares)) in parts() {
                 let mut pruner = Pruner::new(Budget::Sparsity(*sparsity));
-                pruner.support = *support;
+                pruner.support = Some(*support);
                 pruner.refit = *refit;
                 pruner.recalibrate = *recalibrate;
                 pruner.shares = *shares;

@@ -35,7 +35,7 @@ struct Arguments {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
-    /// Only tables whose name contains this: `gradients`, `scaling`, `blocks`, `budgets`, `disk`.
+    /// Only tables whose name contains this: `gradients`, `scaling`, `budgets`, `disk`.
     #[arg(long, default_value = "")]
     table: String,
     /// Of the gradients, only networks whose name contains this.
@@ -75,9 +75,6 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if "scaling".contains(&arguments.table) {
         let table = scaling::scaling(arguments.device, arguments.samples)?;
         table.publish_as(arguments.json.as_deref(), "scaling")?;
-    }
-    if "blocks".contains(&arguments.table) {
-        scaling::blocks(&device)?.publish_as(arguments.json.as_deref(), "blocks")?;
     }
     if "budgets".contains(&arguments.table) {
         let table = scaling::budgets(&device, arguments.samples)?;

@@ -13,7 +13,7 @@ use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
 use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Layout, Method,
-    Problem, Pruner, RidgeChoice, Selection, SolverConfig, solve, solve_with_ridge,
+    Problem, Pruner, Ridge, RidgeChoice, Selection, SolverConfig, solve, solve_with_ridge,
 };
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, Learned, MixedPrecisionConfig, NumberFormat,
@@ -166,7 +166,11 @@ fn prunes(device: &Device) {
     let many = Problem::new(many.unwrap(), dense, Layout::anonymous(10)).unwrap();
     let solved = solve(&many, &SolverConfig::new(Budget::Keep(4))).unwrap();
     assert!(solved.relative_gap < 1e-6, "{}", solved.relative_gap);
-    let choice = RidgeChoice::with_and_without_tempering([1e-3]);
+    let choice = RidgeChoice::Sweep(vec![Ridge {
+        value: 1e-3,
+        first_order: None,
+        tempering: Some(1.0),
+    }]);
     let config = SolverConfig::new(Budget::Sparsity(0.5));
     let sweep = solve_with_ridge(&found, &config, &choice, &mut |_| Ok(1.0)).unwrap();
     let net = selection.unflatten(net, sweep.solution.weights).unwrap();

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 use burn_lean::prune::{
-    Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, RidgeChoice, RunningStatistics,
-    Schedule, Selection, SketchConfig, SparsityPattern, fisher::FisherReport, run::StageReport,
+    Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, Ridge, RidgeChoice,
+    RunningStatistics, Schedule, Selection, SketchConfig, SparsityPattern, fisher::FisherReport,
+    run::StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -205,7 +206,6 @@ enum ScheduleName {
     Polynomial,
     Linear,
     Constant,
-    Geometric,
 }
 
 impl Cli {
@@ -258,11 +258,22 @@ impl Cli {
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
         let swept = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+        // Each with gradients as they are, and with all of them equally long.
+        let tempered = |ridges: &[f64]| {
+            let both = |value: f64| {
+                [0.0, 1.0].map(|exponent| Ridge {
+                    value,
+                    first_order: None,
+                    tempering: Some(exponent),
+                })
+            };
+            RidgeChoice::Sweep(ridges.iter().copied().flat_map(both).collect())
+        };
         match (self.ridge, self.temper) {
             (None, false) => RidgeChoice::sweep(),
             (Some(ridge), false) => RidgeChoice::Fixed(ridge),
-            (None, true) => RidgeChoice::with_and_without_tempering(swept),
-            (Some(ridge), true) => RidgeChoice::with_and_without_tempering([ridge]),
+            (None, true) => tempered(&swept),
+            (Some(ridge), true) => tempered(&[ridge]),
         }
     }
 
@@ -390,7 +401,6 @@ impl Cli {
             ScheduleName::Polynomial => Schedule::Polynomial { base },
             ScheduleName::Linear => Schedule::Linear { base },
             ScheduleName::Constant => Schedule::Constant,
-            ScheduleName::Geometric => Schedule::Geometric { base },
         }
     }
 

@@ -9,7 +9,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, FisherConfig, GradientMatrix, Layout, Method, Problem, PrunerConfig,
-    RidgeChoice, Selection, SolverConfig, solve,
+    RidgeChoice, SolverConfig, solve,
 };
 
 use crate::support::{Cell, DeviceName, PeakMemory, Table};
@@ -100,54 +100,6 @@ pub(crate) fn one(
     };
     println!("{}", serde_json::to_string(&solved)?);
     Ok(())
-}
-
-/// A model with 10⁷ weights whose gradient matrix (n = 100, 4 GB) may use 0.4 GB: one stage with a
-/// block-diagonal Fisher, gradients included.
-pub(crate) fn blocks(device: &Device) -> Result<Table, Box<dyn Error>> {
-    let mut table = Table::new("blocks, with gradients", &HEADER);
-    let mut points = Vec::new();
-    let sides = [1000, 3163];
-    for side in sides {
-        let n = 100;
-        let model = LinearConfig::new(side, side)
-            .with_bias(false)
-            .init(&device.clone().autodiff());
-        let p = side * side;
-        let bytes = GradientMatrix::bytes_needed(n, p, FloatDType::F32);
-        let x = Tensor::<2>::random([n, side], Distribution::Normal(0.0, 1.0), device);
-        let fisher = FisherConfig::new(n)
-            .with_memory_bound(bytes / 10)
-            .with_progress(false);
-        let solver = SolverConfig::new(Budget::Sparsity(SPARSITY));
-        let pruner = PrunerConfig::new(solver, fisher)
-            .with_stages(1)
-            .with_in_blocks(true)
-            .with_ridge(RidgeChoice::Fixed(Problem::DEFAULT_RIDGE));
-        // The rows of the gradient differ: outputs are weighed by their squares.
-        let loss =
-            |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().mean() * side as f64;
-        let memory = PeakMemory::start();
-        let start = Instant::now();
-        let pruned = pruner.prune(model.clone(), loss, |_| [x.clone()])?;
-        let seconds = start.elapsed().as_secs_f64();
-        let kept = Selection::of(&pruned.model, None)?.flatten(&pruned.model)?;
-        let kept: i64 = kept.not_equal_elem(0.0).int().sum().into_scalar();
-        assert_eq!(kept as usize, ((1.0 - SPARSITY) * p as f64) as usize);
-        points.push((p as f64, seconds));
-        table.push([
-            Cell::Integer(p as u64),
-            Cell::Integer(n as u64),
-            Cell::Number(seconds, 2),
-            Cell::Integer(bytes as u64),
-            Cell::optional_integer(memory.bytes()),
-            match points.len() == sides.len() {
-                true => Cell::Number(exponent(&points), 3),
-                false => Cell::Empty,
-            },
-        ]);
-    }
-    Ok(table)
 }
 
 /// What a budget and blocks add to the time of one stage, n = 100: at p = 10⁶, in ten layers whose

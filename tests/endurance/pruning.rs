@@ -278,7 +278,7 @@ fn ordinary_models_are_not_refused() {
     ];
     for support in supports {
         let mut pruner = Pruner::new(Budget::Sparsity(0.5));
-        pruner.support = support;
+        pruner.support = Some(support);
         assert!(
             prunes_layers(&pruner, Kind::Ordinary, Kind::Ordinary, 1).unwrap(),
             "{pruner:?}"
@@ -293,7 +293,7 @@ proptest! {
     fn any_pruner_of_a_model_gives_finite_weights_or_an_error(
         budget in budget(), pattern in pattern(), method in method(), x in kind(), w in kind(),
         seed in 0u64..10_000, samples in 0usize..12, stages in 0usize..3, base in share(),
-        sweep in any::<bool>(), in_blocks in any::<bool>(), gradual in any::<bool>(),
+        sweep in any::<bool>(), gradual in any::<bool>(),
         place in 0usize..3,
     ) {
         let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
@@ -306,7 +306,6 @@ proptest! {
         };
         let config = PrunerConfig::new(solver, fisher)
             .with_stages(stages)
-            .with_in_blocks(in_blocks)
             .with_schedule(match gradual {
                 true => Schedule::Polynomial { base },
                 false => Schedule::Exponential { base },
@@ -328,13 +327,13 @@ proptest! {
         let mut pruner = Pruner::new(budget);
         pruner.pattern = pattern;
         pruner.refit = refit;
-        pruner.support = [
+        pruner.support = Some([
             SupportMethod::Magnitude,
             SupportMethod::Wanda,
             SupportMethod::SparseGpt,
             SupportMethod::Obs,
             SupportMethod::BestSubset,
-        ][support];
+        ][support]);
         pruner.shares = [Shares::Magnitude, Shares::Lamp, Shares::Auto][shares];
         pruner.held_out = held_out;
         pruner.examples = examples;

@@ -413,13 +413,14 @@ fn settings_read_back_from_json() {
     gradual.method = StageMethod::Layerwise;
     gradual.schedule = Schedule::Constant;
     gradual.pruner = Pruner::new(Budget::Sparsity(0.875)).with_effort(Effort::Quick);
+    gradual.pruner.support = Some(SupportMethod::Wanda);
     let json = serde_json::to_value(&gradual).unwrap();
     let read: GradualPruner = serde_json::from_value(json.clone()).unwrap();
     assert_eq!(serde_json::to_value(&read).unwrap(), json);
     assert_eq!((read.stages, read.epochs, read.last_epochs), (3, 2, 4));
     assert_eq!(read.method, StageMethod::Layerwise);
     assert_eq!(read.pruner.effort, Effort::Quick);
-    assert_eq!(read.pruner.support, SupportMethod::Obs);
+    assert_eq!(read.pruner.support, Some(SupportMethod::Wanda));
     // What is no setting of a run is as by default.
     assert!(read.pruner.progress);
     assert_eq!(read.state, None);

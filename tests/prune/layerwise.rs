@@ -74,7 +74,7 @@ fn outputs_stay_nearer_than_those_of_magnitude() {
         let dense = values(model.forward(fresh.clone()));
         let error = |support, refit| {
             let mut pruner = Pruner::new(Budget::Sparsity(0.6));
-            pruner.support = support;
+            pruner.support = Some(support);
             pruner.refit = refit;
             pruner.candidates = false;
             pruner.tuning = Some(0);
@@ -370,7 +370,7 @@ fn every_share_and_support_keeps_the_budget() {
         ] {
             let mut pruner = Pruner::new(Budget::Keep(53));
             pruner.shares = shares;
-            pruner.support = support;
+            pruner.support = Some(support);
             pruner.candidates = false;
             pruner.tuning = Some(0);
             let inputs = features(3, 40, 12, &device);
@@ -418,7 +418,7 @@ fn held_out_examples_choose_among_candidates() {
     assert_eq!(report.chosen, Candidate::Configured);
     assert_says!(report, "* Configured", "  Magnitude");
     // Of candidates that are the same, none can be told from the other.
-    pruner.support = SupportMethod::Magnitude;
+    pruner.support = Some(SupportMethod::Magnitude);
     let inputs = features(5, 60, 12, &device);
     let pruned = pruner
         .prune(Mlp::new(&device), |m, x| m.forward(x), inputs)

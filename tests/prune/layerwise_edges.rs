@@ -10,7 +10,7 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig1d,
 };
 use burn::tensor::activation::{log_softmax, relu};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 use burn_lean::graph::GraphError;
 use burn_lean::prune::{
     Budget, Effort, PruneError, Pruner, Shrink, SparseRecord, SparsityPattern,
@@ -243,7 +243,7 @@ fn what_is_pruned_is_a_positive_zero() {
     };
     for support in [SupportMethod::Magnitude, SupportMethod::BestSubset] {
         let mut pruner = Pruner::new(Budget::Sparsity(0.8));
-        pruner.support = support;
+        pruner.support = Some(support);
         pruner.refit = false;
         pruner.tuning = Some(0);
         let forward = |m: &(Embedding, Linear), x| m.1.forward(m.0.forward(x));
@@ -475,7 +475,7 @@ fn a_layer_that_is_to_stay_dense_is_not_shrunk() {
     let pruned = |path: &str| {
         let targets = BTreeMap::from([(path.to_string(), 0.5)]);
         let mut pruner = Pruner::new(Budget::PerLayerTargets(targets));
-        pruner.support = SupportMethod::Magnitude;
+        pruner.support = Some(SupportMethod::Magnitude);
         pruner.candidates = false;
         pruner.tuning = Some(0);
         let forward = |m: &(Linear, Linear), x: Tensor<2>| m.1.forward(m.0.forward(x));
@@ -557,4 +557,23 @@ fn a_vector_along_positions_is_no_bias() {
         let after = values(pruned.model.added.val());
         assert_eq!(after != before, is_bias, "{is_convolution} {shape:?}");
     }
+}
+
+/// Candidates would differ by their draws more than by their weights.
+#[test]
+fn a_forward_pass_that_draws_numbers_is_refused() {
+    let device = Device::flex();
+    let layer: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let noisy = |m: &Linear, x: Tensor<2>| {
+        let y = m.forward(x);
+        y.clone() + y.random_like(Distribution::Normal(0.0, 1.0))
+    };
+    let pruner = Pruner::new(Budget::Sparsity(0.5)).with_outputs(Outputs::Values);
+    let rejected = pruner.prune(layer.clone(), noisy, features(3, 40, 6, &device));
+    let (back, error) = rejected.unwrap_err().into_parts();
+    assert!(
+        matches!(error, PruneError::NotLayerwise { ref what } if what.contains("random")),
+        "{error}"
+    );
+    assert_eq!(parameters(&back), parameters(&layer));
 }

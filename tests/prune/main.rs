@@ -4,6 +4,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../endurance/seals.rs"]
+#[allow(dead_code)]
+mod seals;
+
 mod batch_norm;
 mod fisher;
 mod fisher_checks;
@@ -24,7 +28,6 @@ mod on_disk;
 mod per_example;
 mod per_example_models;
 mod pruner;
-mod pruner_blocks;
 mod pruner_start;
 mod pruner_state;
 mod quantized_record;

@@ -1,5 +1,6 @@
 //! Gradient matrices in files.
 
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{
@@ -8,7 +9,7 @@ use burn_lean::prune::{
 };
 
 use crate::pruner::{config, loss, net, pairs, prune, weights};
-use crate::support::{each_device, tensor};
+use crate::support::{each_device, tensor, values, with_numbers};
 
 /// A model whose gradient of an example is the example.
 pub(crate) fn rows_of(
@@ -137,10 +138,64 @@ fn the_pruner_solves_the_whole_problem_beyond_its_memory_bound() {
             assert!(stage.gradients.on_disk);
             assert_eq!(stage.gradients.bytes, 16 * 40 * 4);
         }
-        // Blocks are not needed, and neither is a fixed ridge.
-        let blocks = run(&on_disk.clone().with_in_blocks(true));
-        assert_eq!(blocks.masks, found.masks);
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    });
+}
+
+/// 30, 10 and 6 weights.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+    third: Linear,
+}
+
+/// The third layer is not used, and has the largest weights.
+#[test]
+fn a_layer_that_the_loss_does_not_use_is_pruned_first_from_disk_too() {
+    let folder = tempfile::tempdir().unwrap();
+    each_device(|target| {
+        let device = &target.device;
+        let net = Net {
+            first: LinearConfig::new(6, 5).init(device),
+            second: LinearConfig::new(5, 2).init(device),
+            third: LinearConfig::new(2, 3).init(device),
+        };
+        let net = with_numbers(net, 4);
+        let selection = Selection::of(&net, None).unwrap();
+        let mut weights = values(selection.flatten(&net).unwrap());
+        weights[40..].iter_mut().for_each(|weight| *weight = 10.0);
+        let weights = Tensor::from_data(&weights[..], device);
+        let net = selection.unflatten(net, weights).unwrap();
+        let loss = |net: &Net, x: &Tensor<2>| {
+            let x = net.first.forward(x.clone()).tanh();
+            net.second.forward(x).square().mean()
+        };
+        for fisher in [bounded(16, &folder), FisherConfig::new(16)] {
+            let kept = |budget, method: &Method| {
+                let solver = SolverConfig::new(budget).with_method(method.clone());
+                let pruned = PrunerConfig::new(solver, fisher.clone())
+                    .with_ridge(RidgeChoice::Fixed(1e-2))
+                    .prune(net.clone(), loss, |_| [tensor::<2>(5, [16, 6], device)])
+                    .unwrap();
+                let report = &pruned.stages[0].gradients;
+                assert_eq!(report.on_disk, fisher.on_disk.is_some());
+                assert_eq!(report.unreached, ["third.weight"]);
+                assert_eq!(report.zero_columns, [("third.weight".into(), 6)]);
+                let masks = pruned.masks.parameters().iter();
+                masks.map(|mask| mask.nonzeros()).collect::<Vec<_>>()
+            };
+            for method in [
+                Method::Magnitude,
+                Method::BackSolve,
+                Method::Chita(ChitaConfig::new()),
+            ] {
+                let kept = kept(Budget::Keep(20), &method);
+                assert_eq!((kept[0] + kept[1], kept[2]), (20, 0), "{method:?}");
+            }
+            // Where the budget leaves room, unused weights come back after all others.
+            assert_eq!(kept(Budget::Keep(42), &Method::BackSolve), [30, 10, 2]);
+        }
     });
 }
 

@@ -7,14 +7,14 @@ use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, loss::CrossEntropyLossConfig};
 use burn::tensor::activation::{gelu, relu};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_lean::prune::{
     Batch, FisherConfig, Masks, Selection,
     fisher::{FisherReport, GradientMethod},
 };
 use burn_lean::stop_gradient;
 
-use crate::support::{each_device, on_each, tensor, with_numbers};
+use crate::support::{devices, each_device, on_each, tensor, with_numbers};
 
 /// Convolutions with stride, dilation, groups and a skip connection, then a linear layer.
 #[derive(Module, Debug)]
@@ -304,4 +304,65 @@ fn masked_weights_take_plain_passes() {
     assert!(report.fallback.is_some());
     // Pruned weights have no gradient.
     assert_eq!(report.zero_columns, [("weight".to_string(), 4)]);
+}
+
+/// Others than the device's own, and from a loader that is elsewhere: of every kind it has its own.
+#[test]
+fn tokens_in_integers_of_any_width_have_the_same_rows() {
+    #[derive(Module, Debug)]
+    struct Words {
+        table: Embedding,
+        head: Linear,
+    }
+    type Tokens = (Tensor<2, Int>, Tensor<2, Bool>);
+    let loss = |words: &Words, (tokens, padding): &Tokens| {
+        let y = words.head.forward(words.table.forward(tokens.clone()));
+        let y: Tensor<2> = y.flatten(1, 2);
+        y.mask_fill(padding.clone(), 0.0).square().mean()
+    };
+    each_device(|target| {
+        let words = Words {
+            table: EmbeddingConfig::new(5, 3).init(&target.device),
+            head: LinearConfig::new(3, 1).init(&target.device),
+        };
+        let words = with_numbers(words, 7);
+        let selection = Selection::of(&words, None).unwrap();
+        let rows = |device: &Device, dtype: DType| -> Vec<Vec<f32>> {
+            let tokens = [[1, 2], [3, 4], [0, 1], [2, 2]];
+            let padding = [[false, true], [false, false], [true, false], [false, false]];
+            let batch = (
+                Tensor::<2, Int>::from_data(tokens, (device, dtype)),
+                Tensor::<2, Bool>::from_data(padding, device),
+            );
+            let fisher = FisherConfig::new(4).collect(&words, &selection, loss, [batch]);
+            let fisher = fisher.unwrap();
+            assert_eq!(fisher.report.fallback, None);
+            let rows = (0..4).map(|row| fisher.gradients.row(row).unwrap());
+            rows.collect()
+        };
+        let expected = rows(&target.device, DType::I32);
+        for source in devices() {
+            for dtype in [DType::I32, DType::I64] {
+                if source.device.supports_dtype(dtype) {
+                    close(&rows(&source.device, dtype), &expected);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_loss_that_draws_random_numbers_takes_plain_passes_and_says_why() {
+    let device = Device::flex();
+    let linear = with_numbers(LinearConfig::new(3, 2).init(&device), 1);
+    let selection = Selection::of(&linear, None).unwrap();
+    let loss = |model: &Linear, x: &Tensor<2>| {
+        let noise = x.random_like(Distribution::Normal(0.0, 1.0));
+        model.forward(x.clone() + noise).square().mean()
+    };
+    let x = tensor::<2>(1, [4, 3], &device);
+    let fisher = FisherConfig::new(4).collect(&linear, &selection, loss, [x]);
+    let report = fisher.unwrap().report;
+    assert_eq!(report.batched_rows, 0);
+    assert_says!(report.fallback.unwrap(), "draws random numbers");
 }

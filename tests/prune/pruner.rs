@@ -299,23 +299,6 @@ fn stages_of_another_run_or_damaged_ones_are_refused() {
 }
 
 #[test]
-fn a_matrix_beyond_the_bound_is_solved_in_blocks_where_that_is_wanted() {
-    let device = Device::flex();
-    let mut config = config(0.75);
-    // Room for 25 of 40 columns.
-    config.fisher.memory_bound = 16 * 4 * 25;
-    assert_matches!(
-        prune(&config, &device).map(|_| ()),
-        Err(PruneError::MemoryBound { needed: 2560, .. })
-    );
-    let pruned = prune(&config.with_in_blocks(true), &device).unwrap();
-    assert_eq!(zeros(&weights(&pruned)), 30);
-    // What a block holds, not what the whole would.
-    assert_eq!(pruned.stages[0].gradients.bytes, 16 * 4 * 25);
-    assert!(pruned.stages[0].objective > 0.0);
-}
-
-#[test]
 fn patterns_and_budgets_reach_the_solver_in_every_stage() {
     let device = Device::flex();
     let mut patterned = config(0.0).with_stages(2);
@@ -536,10 +519,5 @@ fn the_ridge_is_the_one_that_held_out_examples_like_best() {
     assert_matches!(
         prune(&sweep, &device).map(|_| ()),
         Err(PruneError::NoHeldOut)
-    );
-    sweep.fisher.memory_bound = 16 * 4 * 25;
-    assert_matches!(
-        prune(&sweep.with_in_blocks(true), &device).map(|_| ()),
-        Err(PruneError::InvalidConfig { field: "ridge", .. })
     );
 }

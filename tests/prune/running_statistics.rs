@@ -5,7 +5,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Distribution, Tensor};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualPruner, Method, PruneError, Pruned, PrunerConfig, RidgeChoice,
     RunningStatistics, Selection, SolverConfig, SparseRecord, StageMethod, mean_loss,
@@ -138,18 +138,6 @@ fn statistics_can_be_kept_and_are_judged_by_the_samples_where_nothing_is_held_ou
 }
 
 #[test]
-fn stages_in_blocks_choose_statistics_too() {
-    let device = Device::flex();
-    let batches = [images(1, 1.0, &device), images(2, 1.0, &device)];
-    let mut blocks = config(0.7, RidgeChoice::Fixed(1e-2)).with_in_blocks(true);
-    blocks.fisher.memory_bound = 24 * 4 * 80;
-    let pruned = prune(&blocks, &batches, &device);
-    let statistics = pruned.stages[0].statistics.unwrap();
-    let loss = mean_loss(&pruned.model, Net::loss, &batches[1..]).unwrap();
-    assert_eq!(statistics.recomputed_loss.min(statistics.kept_loss), loss);
-}
-
-#[test]
 fn a_batch_whose_parts_differ_is_refused_before_it_is_looked_at() {
     let device = Device::flex();
     let (x, y) = images(1, 1.0, &device);
@@ -261,19 +249,40 @@ fn copies_of_the_dense_model_keep_their_statistics() {
 fn new_statistics_are_those_of_the_examples_that_gave_the_gradients() {
     let device = Device::flex();
     let solver = SolverConfig::new(Budget::Sparsity(0.5));
-    let fisher = FisherConfig::new(10);
+    let folder = tempfile::tempdir().unwrap();
+    let fisher = FisherConfig::new(10).with_on_disk(Some(folder.path().into()));
     let whole = fisher.bytes_needed(&Selection::of(&Net::new(&device), None).unwrap());
     for bound in [whole, whole / 4] {
         let config = PrunerConfig::new(solver.clone(), fisher.clone().with_memory_bound(bound))
-            .with_in_blocks(true)
             .with_ridge(RidgeChoice::Fixed(1e-2))
             .with_running_statistics(RunningStatistics::Recomputed);
         let batch = images(1, 1.0, &device);
         let pruned = config
             .prune(Net::new(&device), Net::loss, |_| [batch.clone()])
             .unwrap();
+        assert_eq!(pruned.stages[0].gradients.on_disk, bound < whole);
         let seen = [burn_lean::prune::Batch::slice(&batch, 0..10)];
         let expected = recompute_batch_norm(pruned.model.clone(), Net::loss, seen).unwrap();
         assert_eq!(pruned.model.statistics(), expected.statistics());
     }
+}
+
+/// Two passes over the same batch then have other statistics.
+#[test]
+fn new_statistics_of_a_forward_pass_that_draws_numbers_are_those_of_the_draws() {
+    on_tracked(|device| {
+        for seed in 0..6 {
+            device.seed(seed);
+            let batches = (0..8).map(|_| Tensor::<2>::zeros([256, 1], &device));
+            let noisy = |norm: &BatchNorm, x: &Tensor<2>| {
+                let noise = x.random_like(Distribution::Normal(0.0, 100.0));
+                norm.forward(x.clone() + noise)
+            };
+            let norm = BatchNormConfig::new(1).init(&device);
+            let norm = recompute_batch_norm(norm, noisy, batches).unwrap();
+            let variance = values(norm.running_var.value_sync())[0];
+            // Of 2048 draws, within 6 standard errors of 10,000.
+            assert!((8_000.0..12_000.0).contains(&variance), "{variance}");
+        }
+    });
 }

@@ -37,19 +37,12 @@ fn constant_prunes_to_the_target_every_time() {
 }
 
 #[test]
-fn geometric_keeps_the_same_share_in_every_stage() {
-    let targets = Schedule::Geometric { base: 0.0 }.targets(0.875, 3).unwrap();
-    close(&targets, &[0.5, 0.75, 0.875]);
-}
-
-#[test]
 fn one_stage_is_the_target_and_the_last_stage_hits_it_exactly() {
     for schedule in [
         Schedule::Exponential { base: BASE },
         Schedule::Polynomial { base: BASE },
         Schedule::Linear { base: BASE },
         Schedule::Constant,
-        Schedule::Geometric { base: BASE },
     ] {
         assert_eq!(schedule.targets(TARGET, 1).unwrap(), [TARGET]);
         for stages in 2..20 {

@@ -3,7 +3,7 @@
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{
-    Budget, Fisher, FisherConfig, GradientMatrix, Layout, Problem, PruneError, RidgeChoice,
+    Budget, Fisher, FisherConfig, GradientMatrix, Layout, Problem, PruneError, Ridge, RidgeChoice,
     Selection, SketchConfig, SolverConfig, solve,
 };
 
@@ -155,7 +155,12 @@ fn what_a_sketch_cannot_be_is_refused() {
         }
     );
     // Before any gradient is taken.
-    let mut config = config(0.75).with_ridge(RidgeChoice::with_and_without_tempering([0.1]));
+    let tempered = Ridge {
+        value: 0.1,
+        first_order: None,
+        tempering: Some(1.0),
+    };
+    let mut config = config(0.75).with_ridge(RidgeChoice::Sweep(vec![tempered]));
     config.fisher.sketch = Some(SketchConfig::new(6));
     let error = prune(&config, &device).unwrap_err();
     assert_matches!(

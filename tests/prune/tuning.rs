@@ -12,7 +12,7 @@ use burn_lean::prune::{
     layerwise::{Candidate, LayerwisePruned, Outputs},
 };
 
-use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -230,4 +230,104 @@ fn a_batch_is_cut_only_where_its_parts_give_the_same() {
     };
     let pruned = pruner.prune(layer.clone(), forward, batches).unwrap();
     assert_eq!(pruned.report.tuning_steps, 2);
+}
+
+#[derive(Module, Debug)]
+struct TwoHeads {
+    body: Linear,
+    small: Linear,
+    large: Linear,
+}
+
+impl TwoHeads {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            body: LinearConfig::new(12, 24).init(device),
+            small: LinearConfig::new(24, 4).init(device),
+            large: LinearConfig::new(24, 6).init(device),
+        };
+        with_numbers(net, 5)
+    }
+
+    /// Outputs of two magnitudes.
+    fn forward(&self, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        let x = relu(self.body.forward(x));
+        (
+            self.small.forward(x.clone()),
+            self.large.forward(x) * 1000.0,
+        )
+    }
+}
+
+/// A network with several outputs is judged by and tuned towards all of them, each in its own magnitude,
+/// whichever comes first.
+#[test]
+fn all_outputs_count_alike_in_any_order() {
+    on_each(|device| {
+        let batches = || (0..4).map(|seed| tensor::<2>(70 + seed, [32, 12], device));
+        let mut pruner = Pruner::new(Budget::Sparsity(0.7)).with_outputs(Outputs::Values);
+        pruner.tuning = Some(8);
+        let forward = |net: &TwoHeads, x| net.forward(x);
+        let one = pruner
+            .prune(TwoHeads::new(device), forward, batches())
+            .unwrap();
+        let swapped = |net: &TwoHeads, x| {
+            let (small, large) = net.forward(x);
+            (large, small)
+        };
+        let two = pruner
+            .prune(TwoHeads::new(device), swapped, batches())
+            .unwrap();
+        assert_eq!(one.report.chosen, two.report.chosen);
+        let divergences = [&one, &two].map(|pruned| {
+            let judged = pruned.report.candidates.iter().map(|one| one.divergence);
+            judged.collect::<Vec<f64>>()
+        });
+        for (one, two) in divergences[0].iter().zip(&divergences[1]) {
+            assert!((one - two).abs() <= 1e-2 * one, "{one} {two}");
+        }
+        // Relative to the mean square of each output, not dominated by the large one: 0.5 of each is all.
+        assert!(
+            divergences[0].iter().all(|one| *one < 1.0),
+            "{divergences:?}"
+        );
+
+        // The relative error of both heads falls by tuning.
+        pruner.tuning = Some(0);
+        let fitted = pruner
+            .prune(TwoHeads::new(device), forward, batches())
+            .unwrap();
+        let error = |pruned: &LayerwisePruned<TwoHeads>, head: usize| {
+            let dense = TwoHeads::new(device);
+            let of = |net: &TwoHeads| {
+                let x = tensor::<2>(99, [64, 12], device);
+                let (small, large) = net.forward(x);
+                values([small, large][head].clone())
+            };
+            let (dense, pruned) = (of(&dense), of(&pruned.model));
+            let pairs = dense.iter().zip(&pruned);
+            let off: f32 = pairs.map(|(a, b)| (a - b).powi(2)).sum();
+            off / dense.iter().map(|a| a.powi(2)).sum::<f32>()
+        };
+        for head in 0..2 {
+            let (before, after) = (error(&fitted, head), error(&one, head));
+            assert!(after < before, "head {head}: {before} {after}");
+        }
+    });
+}
+
+/// A number for each example has an axis of one place: it is no lone loss in the part of one example that judges.
+#[test]
+fn a_single_batch_with_a_number_for_each_example_is_divided() {
+    let device = Device::flex();
+    let net: Linear = with_numbers(LinearConfig::new(4, 6).init(&device), 2);
+    let forward = |net: &Linear, x: Tensor<2>| {
+        let y = net.forward(x);
+        (y.clone(), y.clone().mean_dim(1), y.square().mean())
+    };
+    let mut pruner = Pruner::new(Budget::Sparsity(0.5)).with_outputs(Outputs::Values);
+    pruner.tuning = Some(0);
+    let batches = [tensor::<2>(1, [6, 4], &device)];
+    let pruned = pruner.prune(net, forward, batches).unwrap();
+    assert_eq!(pruned.report.calibration_examples, 5);
 }

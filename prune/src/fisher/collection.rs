@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_reparam::reductions;
 use tracing::warn;
 
 use crate::fisher::per_example::{GivenUp, PerExample};
@@ -12,6 +13,7 @@ use crate::fisher::plain_rows::PlainRows;
 use crate::fisher::sink::Sink;
 use crate::fisher::whole_groups;
 use crate::host::{bar, read};
+use crate::model::flatten::locate;
 use crate::{
     Batch, Fisher, FisherConfig, GradientMatrix, PruneError, Selection,
     fisher::{FisherReport, GradientMethod},
@@ -34,7 +36,6 @@ pub(crate) struct Collection<'a, M, B> {
     pub(crate) model: &'a M,
     pub(crate) selection: &'a Selection,
     pub(crate) loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
-    pub(crate) columns: Range<usize>,
 }
 
 impl<M: Module, B: Batch> Collection<'_, M, B> {
@@ -50,15 +51,16 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         // Gradients at a weight that is no number would put the blame on the data.
         self.selection.finite_weights(self.model)?;
         let (n, m) = (self.config.samples, self.config.batch_size);
-        let width = self.columns.len();
+        let width = self.selection.layout().len();
         let mut sink = Sink::new(self.config, width, store)?;
         let mut source = Source::new(self);
-        let free = free.map(|free| free.slice([self.columns.clone()]).reshape([1, width]));
+        let free = free.map(|free| free.reshape([1, width]));
         let bar = bar("gradients", self.config.samples, self.config.progress);
-        let most = (CHUNK_EXAMPLES / m).clamp(1, n).min(self.most_rows());
+        let most = (CHUNK_EXAMPLES / m).clamp(1, n).min(self.most_rows(width));
         let mut rest = None;
         let mut losses = Vec::new();
-        // Examples of the rows from batched passes, in case that a later one refutes them.
+        // Examples of the rows from batched passes, in case that a later one refutes them: where the loader has
+        // them, not in the memory of a device.
         let mut batched: Vec<(usize, B)> = Vec::new();
         let share = |count: usize| count as f64 / n as f64;
         let mut batches = batches.into_iter();
@@ -71,23 +73,26 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
                 });
             };
             batch.check()?;
-            let batch = batch.to_device(self.selection.device());
+            let given = batch;
+            let batch = given.clone().to_device(self.selection.device());
             let examples = batch.examples();
             let groups = whole_groups(examples, m)?.min(n - sink.filled());
             let used = groups * m;
             rest = (used < examples).then(|| batch.slice(used..examples));
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
-                let examples = batch.slice(first * m..(first + count) * m);
+                let range = first * m..(first + count) * m;
+                let examples = batch.slice(range.clone());
                 let loss = self.fill(&mut sink, count, free.as_ref(), &mut |put| {
                     source.rows(&examples, count, m, put)
                 })?;
                 losses.push(loss * share(count));
-                batched.push((count, examples));
+                batched.push((count, given.slice(range)));
                 if std::mem::take(&mut source.refuted) {
                     sink.restart()?;
                     losses.clear();
                     for (count, examples) in batched.drain(..) {
+                        let examples = examples.to_device(self.selection.device());
                         let loss = self.fill(&mut sink, count, free.as_ref(), &mut |put| {
                             source.plain.rows(&examples, m, put)
                         })?;
@@ -130,10 +135,10 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
 
     /// Rows of one pass: of a matrix in a file, those of all parameters in a part of the memory
     /// bound.
-    fn most_rows(&self) -> usize {
-        match self.config.folder() {
+    fn most_rows(&self, width: usize) -> usize {
+        match self.config.folder(width) {
             Some(_) => {
-                let row = GradientMatrix::bytes_needed(1, self.columns.len(), FloatDType::F32);
+                let row = GradientMatrix::bytes_needed(1, width, FloatDType::F32);
                 (self.config.memory_bound / 8 / row).max(1)
             }
             None => usize::MAX,
@@ -174,22 +179,13 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let Some(column) = values.iter().position(|value| !value.is_finite()) else {
             return Ok(());
         };
-        let (path, index) = self.locate(column);
+        let (path, index) = locate(self.selection.layout(), column);
         Err(PruneError::NonFiniteGradient {
             sample,
             path,
             index,
             value: values[column],
         })
-    }
-
-    /// Path of the parameter that holds a column, and the element of it.
-    fn locate(&self, column: usize) -> (String, usize) {
-        let index = self.columns.start + column;
-        match self.selection.layout().layer_at(index) {
-            Some(layer) => (layer.path.clone(), index - layer.offset),
-            None => (String::new(), index),
-        }
     }
 
     /// Warns where all gradients are zero: every support is as good as any to the objective.
@@ -214,7 +210,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let is_free = |column: &usize| free.as_ref().is_none_or(|free| free[*column] != 0.0);
         let mut counts: Vec<(String, usize)> = Vec::new();
         for column in gradients.dead_columns()?.into_iter().filter(is_free) {
-            let (path, _) = self.locate(column);
+            let (path, _) = locate(self.selection.layout(), column);
             match counts.last_mut() {
                 Some((last, count)) if *last == path => *count += 1,
                 _ => counts.push((path, 1)),
@@ -238,7 +234,8 @@ impl RowSums {
             FloatDType::F32 => part.clone(),
             dtype => part.clone().cast(dtype).cast(FloatDType::F32),
         };
-        self.sums.push(stored.sum_dim(1).reshape([rows.len()]));
+        self.sums
+            .push(reductions::sum_dim(stored, 1).reshape([rows.len()]));
         self.rows.extend(rows);
     }
 
@@ -276,16 +273,15 @@ impl<'a, M: Module, B: Batch> Source<'a, M, B> {
             model,
             selection,
             loss,
-            columns,
         } = collection;
         Self {
-            plain: PlainRows::new(*model, selection, columns.clone(), *loss),
+            plain: PlainRows::new(*model, selection, *loss),
             batched: match config.method {
                 GradientMethod::Automatic => config.batch_size < PLAIN_FROM,
                 GradientMethod::Batched => true,
                 GradientMethod::Plain => false,
             }
-            .then(|| PerExample::new(*model, selection, columns.clone(), *loss)),
+            .then(|| PerExample::new(*model, selection, *loss)),
             batched_rows: 0,
             fallback: None,
             refuted: false,

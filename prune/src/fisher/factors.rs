@@ -65,44 +65,21 @@ impl Factors {
         joined.into_iter().map(join).collect()
     }
 
-    /// About how many elements of each row [`rows`](Self::rows) makes to have some columns of the
-    /// `weights` of the parameter.
-    pub(crate) fn made(&self, columns: usize, weights: usize) -> usize {
-        match self.parts {
-            Parts::Product { .. } if self.view.is_whole() => columns,
-            _ => weights,
-        }
-    }
-
-    /// Some rows, `[rows, columns]`: those weights of the parameter.
-    pub(crate) fn rows(&self, rows: Range<usize>, columns: Range<usize>) -> Tensor<2> {
+    /// Some rows, `[rows, weights]`.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Tensor<2> {
         let count = rows.len();
-        // Lines of a product that the columns lie in.
-        let lines = match &self.parts {
-            Parts::Product { right, .. } if self.view.is_whole() => {
-                let [.., width] = right.dims();
-                Some((columns.start / width..columns.end.div_ceil(width), width))
-            }
-            _ => None,
-        };
-        let first = lines
-            .as_ref()
-            .map_or(0, |(lines, width)| lines.start * width);
         let made = match &self.parts {
             Parts::Product { left, right } => {
                 let [_, positions, height] = left.dims();
                 let [.., width] = right.dims();
-                let lines = lines.map_or(0..height, |(lines, _)| lines);
-                let made = lines.len() * width;
-                let left = left.clone().slice([rows.clone(), 0..positions, lines]);
+                let left = left.clone().slice([rows.clone()]).swap_dims(1, 2);
                 let right = right.clone().slice([rows]);
-                let left = left.swap_dims(1, 2);
                 // An outer product alone is no work for a matrix product.
                 let product = match positions {
                     1 => left * right,
                     _ => left.matmul(right),
                 };
-                product.reshape([count, made])
+                product.reshape([count, height * width])
             }
             Parts::Lookup {
                 indices,
@@ -116,6 +93,8 @@ impl Factors {
                 let device = delta.device();
                 let firsts = Tensor::<1, Int>::from_data(&firsts[..], &device);
                 let indices = indices.clone().slice([rows.clone()]);
+                // Those of the user may be in another dtype than the device's own.
+                let indices = indices.cast(firsts.dtype());
                 let found = indices.reshape([count * positions]) + firsts;
                 let delta = delta.clone().slice([rows]);
                 let table = Tensor::<2>::zeros([count * length, width], (&device, delta.dtype()));
@@ -134,14 +113,9 @@ impl Factors {
                 kernel_rows(input, delta, shape)
             }
         };
-        let made = match self.view.is_whole() {
+        match self.view.is_whole() {
             true => made,
             false => self.view.back(made),
-        };
-        let [_, width] = made.dims();
-        match columns.len() == width {
-            true => made,
-            false => made.slice([0..count, columns.start - first..columns.end - first]),
         }
     }
 }

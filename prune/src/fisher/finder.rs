@@ -1,7 +1,6 @@
 //! Finds the uses of prunable weights in a recorded loss.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr,
@@ -13,23 +12,16 @@ use crate::Selection;
 use crate::fisher::uses::{Kind, Use};
 use crate::fisher::view::View;
 
-/// The uses of weights that have a part in `columns`, by the position of the operation in the graph;
-/// fails with the reason where what rows are made from is not known of a use, or where what a weight
-/// meets does not begin with that many examples.
+/// The uses of prunable weights, by the position of the operation in the graph; fails with the reason
+/// where what rows are made from is not known of a use, or where what a weight meets does not begin
+/// with that many examples.
 pub(crate) fn uses(
     graph: &Graph,
     selection: &Selection,
-    columns: &Range<usize>,
     examples: usize,
 ) -> Result<HashMap<usize, Use>, String> {
-    let layers = selection.layout().layers();
-    let wanted = |path: &str| {
-        let position = selection.layer_at(path)?;
-        let range = layers[position].range();
-        (range.start < columns.end && columns.start < range.end).then_some(position)
-    };
     let weights = graph.parameters().iter().filter_map(|parameter| {
-        let position = wanted(&parameter.path)?;
+        let position = selection.layer_at(&parameter.path)?;
         Some((parameter.tensor, (position, View::default())))
     });
     let mut finder = Finder {

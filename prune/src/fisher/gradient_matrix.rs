@@ -30,7 +30,8 @@ const HOST_CHUNK_BYTES: usize = 4 << 20;
 
 /// The gradients of n Fisher samples with respect to p weights, on a device.
 ///
-/// Storage is F32 or half; every product is computed in F32.
+/// Storage is F32 or half; every product is computed in F32. On CUDA with Burn's `autotune` that may be TF32,
+/// with 10 bits for the digits of factors.
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType, Tensor};

@@ -20,7 +20,6 @@ pub(crate) mod view;
 pub use gradient_matrix::GradientMatrix;
 pub use sketch::{SketchConfig, SketchReport};
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn::config::Config;
@@ -134,7 +133,7 @@ pub struct FisherReport {
     /// Rows that came from a backward pass over many examples; the others had one each.
     pub batched_rows: usize,
     /// Why plain backward passes were used although batched ones were asked for: an operation that
-    /// is not known, or a row that differs from that of a plain pass.
+    /// is not known, random numbers in the loss, or a row that differs from that of a plain pass.
     pub fallback: Option<String>,
     /// Parameters that the loss does not depend on: no backward pass reached them. Their columns
     /// are zero.
@@ -159,17 +158,11 @@ impl FisherConfig {
         GradientMatrix::bytes_needed(rows, columns, self.dtype)
     }
 
-    /// Whether the matrix of the selection is beyond the memory bound, and is not to be in a file.
-    pub(crate) fn exceeds(&self, selection: &Selection) -> bool {
-        self.folder().is_none() && self.bytes_needed(selection) > self.memory_bound
-    }
-
-    /// Where a matrix beyond the memory bound goes.
-    pub(crate) fn folder(&self) -> Option<&Path> {
-        match self.sketch {
-            Some(_) => None,
-            None => self.on_disk.as_deref(),
-        }
+    /// The folder of a matrix with so many columns, where it goes to a file.
+    pub(crate) fn folder(&self, columns: usize) -> Option<&Path> {
+        let is_beyond = self.bytes_of(columns) > self.memory_bound;
+        let folder = self.on_disk.as_deref();
+        folder.filter(|_| is_beyond && self.sketch.is_none())
     }
 
     /// Collects n rows from `batches`, on the device of the model.
@@ -177,14 +170,13 @@ impl FisherConfig {
     /// `loss` gets the model in evaluation mode and some examples, and returns their *mean* loss.
     /// How many examples a batch holds does not matter to the result, but each Fisher sample of m
     /// examples is taken from one batch. No more batches are drawn than needed. The same batches
-    /// give the same matrix.
+    /// give the same matrix, unless the loss draws random numbers.
     ///
     /// # Errors
     ///
     /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
-    /// - [`PruneError::MemoryBound`]: the matrix is too large;
-    ///   [`PrunerConfig::in_blocks`](crate::PrunerConfig::in_blocks) takes it in blocks, and
-    ///   [`on_disk`](Self::on_disk) leaves it whole.
+    /// - [`PruneError::MemoryBound`]: the matrix is too large, and has no folder
+    ///   ([`on_disk`](Self::on_disk)) or is a sketch.
     /// - [`PruneError::Io`]: with the folder, where a matrix on disk cannot be written or read, the
     ///   disk is full for example.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
@@ -199,102 +191,32 @@ impl FisherConfig {
         loss: impl Fn(&M, &B) -> Tensor<1>,
         batches: impl IntoIterator<Item = B>,
     ) -> Result<Fisher, PruneError> {
-        let columns = 0..selection.layout().len();
-        self.check(columns.len())?;
-        let collection = Collection {
-            config: self,
-            model,
-            selection,
-            loss: &loss,
-            columns,
-        };
-        Ok(collection.run(batches, selection.device(), None)?.0)
+        let (fisher, _) = self.collect_free(model, selection, &loss, batches, None)?;
+        Ok(fisher)
     }
 
-    /// The same with the gradients of frozen weights (false in `free`) set to zero.
+    /// The same with the gradients of frozen weights (0 in `free`) set to zero; also returns what is
+    /// left of the last batch.
     pub(crate) fn collect_free<M: Module, B: Batch>(
         &self,
         model: &M,
         selection: &Selection,
         loss: &dyn Fn(&M, &B) -> Tensor<1>,
         batches: impl IntoIterator<Item = B>,
-        columns: Range<usize>,
         free: Option<Tensor<1>>,
     ) -> Result<(Fisher, Option<B>), PruneError> {
-        self.check(columns.len())?;
+        self.check(selection)?;
         let collection = Collection {
             config: self,
             model,
             selection,
             loss,
-            columns,
         };
         collection.run(batches, selection.device(), free)
     }
 
-    /// Column blocks that each fit into the memory bound: ranges of the flat weight vector. Whole
-    /// parameters stay together where they fit.
-    ///
-    /// # Errors
-    ///
-    /// [`PruneError::NoSamples`], and [`PruneError::MemoryBound`] where not even one column fits.
-    pub(crate) fn blocks(&self, selection: &Selection) -> Result<Vec<Range<usize>>, PruneError> {
-        self.check(1)?;
-        let width = self.memory_bound / self.bytes_of(1);
-        let mut blocks: Vec<Range<usize>> = Vec::new();
-        for layer in selection.layout().layers() {
-            let range = layer.range();
-            match blocks.last_mut() {
-                Some(last) if range.end - last.start <= width => last.end = range.end,
-                _ => blocks.extend(
-                    range
-                        .clone()
-                        .step_by(width)
-                        .map(|at| at..range.end.min(at + width)),
-                ),
-            }
-        }
-        Ok(blocks)
-    }
-
-    /// The batches that n Fisher samples take.
-    pub(crate) fn enough<B: Batch>(
-        &self,
-        batches: impl IntoIterator<Item = B>,
-    ) -> Result<Vec<B>, PruneError> {
-        let mut groups = 0;
-        let mut taken = Vec::new();
-        for batch in batches {
-            batch.check()?;
-            groups += whole_groups(batch.examples(), self.batch_size)?;
-            taken.push(batch);
-            if groups >= self.samples {
-                break;
-            }
-        }
-        Ok(taken)
-    }
-
-    /// What lies behind n Fisher samples in the last of the batches that are [`enough`](Self::enough).
-    pub(crate) fn rest<B: Batch>(&self, batches: &[B]) -> Result<Option<B>, PruneError> {
-        let Some((last, before)) = batches.split_last() else {
-            return Ok(None);
-        };
-        let mut missing = self.samples;
-        for batch in before {
-            missing = missing.saturating_sub(whole_groups(batch.examples(), self.batch_size)?);
-        }
-        let used = missing.saturating_mul(self.batch_size);
-        let examples = last.examples();
-        Ok((used < examples).then(|| last.slice(used..examples)))
-    }
-
-    /// Refuses a matrix that exceeds the memory bound.
-    pub(crate) fn check_memory(&self, selection: &Selection) -> Result<(), PruneError> {
-        self.check(selection.layout().len())
-    }
-
-    fn check(&self, columns: usize) -> Result<(), PruneError> {
+    /// Refuses no samples, and a matrix that exceeds the memory bound.
+    pub(crate) fn check(&self, selection: &Selection) -> Result<(), PruneError> {
         if self.samples == 0 {
             return Err(PruneError::NoSamples);
         }
@@ -302,8 +224,9 @@ impl FisherConfig {
         if let Some(sketch) = &self.sketch {
             sketch.check(self.samples, self.dtype)?;
         }
+        let columns = selection.layout().len();
         // Of a file, a column at a time is the least that is read.
-        let columns = if self.folder().is_some() { 1 } else { columns };
+        let columns = self.folder(columns).map_or(columns, |_| 1);
         let needed = self.bytes_of(columns);
         match needed > self.memory_bound {
             false => Ok(()),

@@ -56,7 +56,6 @@ pub(crate) struct PerExample<'a, M, B> {
     /// In evaluation mode, without autodiff.
     model: M,
     selection: &'a Selection,
-    columns: Range<usize>,
     loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     lengths: Lengths,
     /// Whether rows of a pass with several of them were compared.
@@ -85,14 +84,12 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
     pub(crate) fn new(
         model: &M,
         selection: &'a Selection,
-        columns: Range<usize>,
         loss: &'a dyn Fn(&M, &B) -> Tensor<1>,
     ) -> Self {
         Self {
-            lengths: Lengths::new(model, selection, &columns),
+            lengths: Lengths::new(model, selection),
             model: model.valid(),
             selection,
-            columns,
             loss,
             compared_together: false,
             random: StdRng::seed_from_u64(0),
@@ -148,12 +145,10 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         let of_graph = |error: GraphError| error.to_string();
         let recording = keeping_stops(|| record_loss(&self.model, self.loss, batch));
         let recording = recording.map_err(of_graph)?;
-        let uses = uses(
-            recording.graph(),
-            self.selection,
-            &self.columns,
-            batch.examples(),
-        )?;
+        if recording.graph().nodes().any(|node| node.is_random()) {
+            return Err("the loss draws random numbers, others in each pass".into());
+        }
+        let uses = uses(recording.graph(), self.selection, batch.examples())?;
         let mut taps = Taps::of(uses);
         let loss = recording.execute_observed(&self.model, &(), &AsRecorded, &mut taps);
         let loss = loss.map_err(of_graph)?;
@@ -185,37 +180,25 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
             false => DEVICE_PART_BYTES,
         };
         for (layer, factors) in layers.iter().zip(&pass.layers) {
-            let range = layer.range();
-            let start = range.start.max(self.columns.start);
-            let end = range.end.min(self.columns.end);
-            let columns = start - range.start..end.max(start) - range.start;
-            let made = factors
-                .iter()
-                .map(|one| one.made(columns.len(), layer.len()));
-            let Some(made) = made.max() else {
-                continue;
-            };
-            let step = (bytes / (4 * made)).max(1);
+            let step = (bytes / (4 * layer.len().max(1))).max(1);
             for first in rows.clone().step_by(step) {
                 let part = first..rows.end.min(first + step);
-                let sums = factors
-                    .iter()
-                    .map(|one| one.rows(part.clone(), columns.clone()));
+                let sums = factors.iter().map(|one| one.rows(part.clone()));
                 let Some(sum) = sums.reduce(|sum, other| sum + other) else {
-                    continue;
+                    break;
                 };
-                put(part, start - self.columns.start, sum)?;
+                put(part, layer.offset, sum)?;
             }
         }
         Ok(())
     }
 
-    /// The one row that `fill` puts, `[columns]`.
+    /// The one row that `fill` puts, `[p]`.
     fn row(
         &self,
         fill: impl FnOnce(Put<'_>) -> Result<(), PruneError>,
     ) -> Result<Vec<f32>, PruneError> {
-        let mut row = vec![0.0; self.columns.len()];
+        let mut row = vec![0.0; self.selection.layout().len()];
         fill(&mut |_, first, part| {
             let [_, width] = part.dims();
             row[first..first + width].copy_from_slice(&read(part)?);
@@ -242,7 +225,7 @@ struct Part {
 }
 
 impl Lengths {
-    fn new<M: Module>(model: &M, selection: &Selection, columns: &Range<usize>) -> Self {
+    fn new<M: Module>(model: &M, selection: &Selection) -> Self {
         let layers = selection.layout().layers();
         let positions = selection.positions();
         // What gradients of single parameters may be off by, as a fraction: some roundings.
@@ -257,16 +240,11 @@ impl Lengths {
             }
         });
         let parts = layers.iter().zip(roundings);
-        let parts = parts.filter_map(|(layer, rounding)| {
-            let range = layer.range();
-            let start = range.start.max(columns.start) - columns.start;
-            let end = range.end.min(columns.end).saturating_sub(columns.start);
-            (start < end).then(|| Part {
-                path: layer.path.clone(),
-                columns: start..end,
-                rounding,
-                squares: 0.0,
-            })
+        let parts = parts.map(|(layer, rounding)| Part {
+            path: layer.path.clone(),
+            columns: layer.range(),
+            rounding,
+            squares: 0.0,
         });
         Self {
             parts: parts.collect(),

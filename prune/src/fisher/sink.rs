@@ -32,12 +32,12 @@ impl Sink {
                 new: GradientMatrix::with_capacity(rows, parameters, dtype, store)?,
             });
         }
-        let bound = config.memory_bound;
-        let matrix = match config.folder() {
-            Some(folder) if config.bytes_of(parameters) > bound => {
+        let matrix = match config.folder(parameters) {
+            Some(folder) => {
+                let bound = config.memory_bound;
                 GradientMatrix::in_file(samples, parameters, dtype, store, folder, bound)
             }
-            _ => GradientMatrix::with_capacity(samples, parameters, dtype, store),
+            None => GradientMatrix::with_capacity(samples, parameters, dtype, store),
         };
         Ok(Self::Matrix(matrix?))
     }

@@ -14,6 +14,7 @@
 
 use burn::config::Config;
 use burn::tensor::{Device, FloatDType};
+use burn_lean_reparam::reductions;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -193,7 +194,7 @@ impl Sketch {
             let shift = (sum.clone() / (1.0 - cosine) - mean.clone()) / root;
             self.rows.write(0..1, columns.start, mean * cosine + sum)?;
             let part = part - shift;
-            let lengths = read(part.clone().square().sum_dim(1))?;
+            let lengths = read(reductions::sum_dim(part.clone().square(), 1))?;
             let pairs = squares.iter_mut().zip(lengths);
             pairs.for_each(|(square, length)| *square += f64::from(length));
             new.write(rows.clone(), columns.start, part)?;

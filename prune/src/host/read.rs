@@ -1,7 +1,6 @@
 //! Numbers of tensors on the host.
 
-use burn::backend::{Backend, Dispatch};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 
 use crate::PruneError;
 
@@ -25,12 +24,6 @@ pub(crate) fn select<const D: usize>(
     let positions: Vec<i64> = positions.into_iter().map(|at| at as i64).collect();
     let positions = Tensor::<1, Int>::from_data(&positions[..], &tensor.device());
     tensor.select(dim, positions)
-}
-
-/// Whether reading a tensor of this device is no more than a copy.
-pub(crate) fn in_host_memory(device: &Device) -> bool {
-    let name = Dispatch::name(device.as_dispatch()).to_lowercase();
-    name.contains("flex") || name.contains("ndarray")
 }
 
 /// Fails where two sizes that belong together differ.

@@ -11,7 +11,7 @@ use burn_lean_layerwise::{
 };
 
 use crate::host::{bar, read};
-use crate::layerwise::divergences::{Divergences, logits};
+use crate::layerwise::divergences::{Divergences, Given, outputs};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
@@ -44,7 +44,7 @@ pub(crate) struct Attempt<M> {
     pub(crate) layers: Vec<LayerwiseLayer>,
     pub(crate) recalibrated: usize,
     /// Outputs of the dense network for each batch of the walk, where it was computed beside.
-    pub(crate) dense: Vec<Tensor<2>>,
+    pub(crate) dense: Vec<Given>,
 }
 
 /// What one layer became.
@@ -66,7 +66,7 @@ impl Setting<'_> {
         model: M,
         walk: Walk<O>,
         candidate: Candidate,
-        dense: Option<&[Tensor<2>]>,
+        dense: Option<&[Given]>,
     ) -> Result<Attempt<M>, PruneError> {
         // Layers are fitted to what the dense network has there.
         let forks = dense.is_none() || candidate != Candidate::Magnitude;
@@ -123,7 +123,7 @@ impl Setting<'_> {
             None => {
                 let batches = 0..walk.batches();
                 batches
-                    .map(|batch| logits(&walk.result(batch, Pass::Original).map_err(failed)?))
+                    .map(|batch| outputs(&walk.result(batch, Pass::Original).map_err(failed)?))
                     .collect::<Result<_, _>>()?
             }
         };
@@ -331,7 +331,7 @@ impl Setting<'_> {
             _ => {
                 let count = magnitude.iter().filter(|kept| **kept).count();
                 let keep = shares::keep(&self.pruner.pattern, count);
-                let method = self.pruner.support.method();
+                let method = self.pruner.support_method().method();
                 let found = solve(&problem, &keep, &method)?;
                 match self.pruner.refit {
                     true => back_solve(&problem, &found.support)?,

@@ -141,7 +141,13 @@ impl<'a, M: Module, I: Tensors, O: Tensors> Calibration<'a, M, I, O> {
     /// A walk through a network.
     pub(crate) fn walk(&self, model: &M, extent: &Extent) -> Result<Walk<O>, PruneError> {
         let batches = extent.batches.iter().map(|at| cloned(&self.batches[*at]));
-        Walk::record(model, batches, self.forward).map_err(failed)
+        let walk = Walk::record(model, batches, self.forward).map_err(failed)?;
+        if walk.graph().nodes().any(|node| node.is_random()) {
+            return Err(PruneError::NotLayerwise {
+                what: "a forward pass that draws random numbers, by which candidates differ more than by their weights (give one that does not, of the mean say)".into(),
+            });
+        }
+        Ok(walk)
     }
 }
 

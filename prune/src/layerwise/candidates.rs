@@ -38,9 +38,9 @@ impl Candidate {
 /// How a candidate did on held-out examples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct JudgedCandidate {
-    /// Which.
+    /// The candidate that was judged.
     pub candidate: Candidate,
-    /// Mean divergence of the first output from that of the dense network, over all places but the last axis,
+    /// Mean divergence of the outputs from those of the dense network, over all places but the last axis,
     /// along which [`Outputs`](crate::layerwise::Outputs) says what it is: of the softmax (Kullback–Leibler, nats), or half the squared
     /// distance.
     #[serde(with = "crate::host::not_finite")]
@@ -48,23 +48,19 @@ pub struct JudgedCandidate {
     /// Standard error of it.
     #[serde(with = "crate::host::not_finite")]
     pub standard_error: f64,
-    /// Fraction of places where the largest output is another one than the dense network's.
+    /// Fraction of places of the first output where the largest is another one than the dense network's.
     pub disagreement: f64,
     /// Wall clock.
     pub seconds: f64,
 }
 
 impl JudgedCandidate {
-    /// From the divergences of single places and the number of those that disagree.
     pub(crate) fn new(candidate: Candidate, judged: &Divergences, time: Duration) -> Self {
-        let n = judged.each.len().max(1) as f64;
-        let mean = judged.each.iter().sum::<f64>() / n;
-        let squares: f64 = judged.each.iter().map(|each| (each - mean).powi(2)).sum();
         Self {
             candidate,
-            divergence: mean,
-            standard_error: (squares / (n - 1.0).max(1.0) / n).sqrt(),
-            disagreement: judged.disagree as f64 / n,
+            divergence: judged.mean(),
+            standard_error: judged.standard_error(),
+            disagreement: judged.disagreement(),
             seconds: time.as_secs_f64(),
         }
     }

@@ -4,13 +4,12 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_lean_graph::Tensors;
 
 use crate::layerwise::attempt::{Attempt, Setting};
 use crate::layerwise::calibration::{Calibration, Extent};
 use crate::layerwise::candidates::Tried;
-use crate::layerwise::divergences::{Divergences, of_the_mean};
+use crate::layerwise::divergences::{Divergences, Given, Measure, of_the_mean};
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shared;
 use crate::layerwise::{Candidate, Effort, effort};
@@ -32,7 +31,7 @@ pub(crate) struct Best<M> {
     pub(crate) attempt: Attempt<M>,
     pub(crate) tried: Tried,
     /// Of the dense network, for each batch.
-    pub(crate) outputs: Vec<Tensor<2>>,
+    pub(crate) outputs: Vec<Given>,
     /// Of one pass over the batches that layers are fitted to.
     pub(crate) multiplications: f64,
     /// Paths of the BatchNorm layers that keep their statistics.
@@ -66,7 +65,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
         kept: &[bool],
         extent: &Extent,
         candidate: Candidate,
-        outputs: Option<&[Tensor<2>]>,
+        outputs: Option<&[Given]>,
     ) -> Result<Attempt<M>, PruneError> {
         let dense = &self.calibration.dense;
         let walk = self.calibration.walk(dense, extent)?;
@@ -129,7 +128,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
     fn screened(
         &self,
         shared: &Shared,
-        outputs: &[Tensor<2>],
+        outputs: &[Given],
     ) -> Result<Option<Divergences>, PruneError> {
         let calibration = self.calibration;
         if calibration.fitted <= 1 || calibration.held_out == 0 {
@@ -140,7 +139,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
         }
         let few = calibration.few();
         let outputs = few.batches.iter().map(|at| outputs[*at].clone());
-        let outputs: Vec<Tensor<2>> = outputs.collect();
+        let outputs: Vec<Given> = outputs.collect();
         let seen = self.attempt(&shared.kept, &few, Candidate::Magnitude, Some(&outputs))?;
         Ok(Some(seen.divergences))
     }
@@ -148,10 +147,10 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
     /// The mean divergence of a network with one answer for everything, from outputs of the dense one.
     pub(crate) fn of_one_answer(
         &self,
-        outputs: &[Tensor<2>],
+        outputs: &[Given],
         extent: &Extent,
     ) -> Result<f64, PruneError> {
-        let judged = &outputs[extent.judges.clone()];
-        Ok(of_the_mean(self.pruner.outputs, judged)?.mean())
+        let measures = Measure::of(self.pruner.outputs, outputs)?;
+        Ok(of_the_mean(&measures, &outputs[extent.judges.clone()])?.mean())
     }
 }

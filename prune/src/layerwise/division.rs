@@ -10,7 +10,7 @@ use burn_lean_reparam::catch_quietly;
 
 use crate::PruneError;
 use crate::host::read;
-use crate::layerwise::divergences::logits;
+use crate::layerwise::divergences::{Given, outputs};
 
 /// Examples of a step, at most, where batches can be divided.
 const STEP: usize = 64;
@@ -32,13 +32,13 @@ pub(crate) fn to_fit_and_to_judge<M: Module, I: Tensors, O: Tensors>(
         trains: false,
     });
     // What is wrong with it, the recording says.
-    let Ok(dense) = catch_quietly(|| logits(&forward(model, whole))) else {
+    let Ok(dense) = catch_quietly(|| outputs(&forward(model, whole))) else {
         return Ok(None);
     };
     let dense = dense?;
     // One row to fit to would be none: it is its own mean.
-    let has_rows = all > 2 || all == 2 && dense.dims()[0] > all;
-    if !has_rows || !dense.dims()[0].is_multiple_of(all) {
+    let has_rows = all > 2 || all == 2 && dense[0].dims()[0] > all;
+    if !has_rows || !counts(&dense, all) {
         return Ok(None);
     }
     let first = all - (all / JUDGES).max(1);
@@ -61,7 +61,7 @@ pub(crate) fn steps<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     forward: &impl Fn(&M, I) -> O,
     batches: &[I],
-    dense: &[Tensor<2>],
+    dense: &[Given],
 ) -> Result<Vec<(usize, Range<usize>)>, PruneError> {
     let mut known: HashMap<Vec<Vec<usize>>, bool> = HashMap::new();
     let mut steps = Vec::new();
@@ -89,7 +89,7 @@ fn divides<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     forward: &impl Fn(&M, I) -> O,
     inputs: &I,
-    dense: &Tensor<2>,
+    dense: &[Tensor<2>],
     parts: &[Range<usize>],
 ) -> Result<bool, PruneError> {
     let all = parts.last().map_or(0, |last| last.end);
@@ -99,19 +99,27 @@ fn divides<M: Module, I: Tensors, O: Tensors>(
                 examples: Some(part.clone()),
                 trains: false,
             });
-            let outputs = logits(&forward(model, inputs))?;
-            Ok::<_, PruneError>((outputs.dims(), read(outputs)?))
+            let given = outputs(&forward(model, inputs))?;
+            given
+                .into_iter()
+                .map(|given| Ok((given.dims(), read(given)?)))
+                .collect::<Result<Vec<_>, PruneError>>()
         });
-        let Ok(Ok((dims, given))) = given else {
+        let Ok(Ok(given)) = given else {
             return Ok(false);
         };
         let expected = rows(dense, part, all);
-        let tolerance = match expected.dtype() {
-            DType::F32 | DType::F64 => 1e-3,
-            _ => 2e-2,
-        };
-        if dims != expected.dims() || !agree(&given, &read(expected)?, tolerance) {
+        if given.len() != expected.len() {
             return Ok(false);
+        }
+        for ((dims, given), expected) in given.into_iter().zip(expected) {
+            let tolerance = match expected.dtype() {
+                DType::F32 | DType::F64 => 1e-3,
+                _ => 2e-2,
+            };
+            if dims != expected.dims() || !agree(&given, &read(expected)?, tolerance) {
+                return Ok(false);
+            }
         }
     }
     Ok(true)
@@ -125,24 +133,30 @@ fn agree(given: &[f32], expected: &[f32], tolerance: f32) -> bool {
     pairs.all(|(a, b)| a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance * largest)
 }
 
+/// Whether all outputs have as many places for each of so many examples.
+fn counts(dense: &[Tensor<2>], all: usize) -> bool {
+    let mut places = dense.iter().map(|dense| dense.dims()[0]);
+    places.all(|places| places.is_multiple_of(all.max(1)))
+}
+
 /// The outputs of some of so many examples.
-pub(crate) fn rows(dense: &Tensor<2>, examples: &Range<usize>, all: usize) -> Tensor<2> {
-    let [places, _] = dense.dims();
-    let per_example = places / all.max(1);
-    let end = match examples.end == all {
-        true => places,
-        false => examples.end * per_example,
+pub(crate) fn rows(dense: &[Tensor<2>], examples: &Range<usize>, all: usize) -> Given {
+    let some = |dense: &Tensor<2>| {
+        let [places, _] = dense.dims();
+        let per_example = places / all.max(1);
+        let end = match examples.end == all {
+            true => places,
+            false => examples.end * per_example,
+        };
+        dense.clone().slice([examples.start * per_example..end])
     };
-    dense.clone().slice([examples.start * per_example..end])
+    dense.iter().map(some).collect()
 }
 
 /// The examples of a batch, in parts: all at once where not all of its tensors count them.
-fn parts(inputs: &impl Tensors, dense: &Tensor<2>) -> Vec<Range<usize>> {
-    let [places, _] = dense.dims();
+fn parts(inputs: &impl Tensors, dense: &[Tensor<2>]) -> Vec<Range<usize>> {
     let (all, step) = match first_dimension(inputs) {
-        Some(all) if places.is_multiple_of(all.max(1)) => {
-            (all, all.div_ceil(all.div_ceil(STEP).max(1)))
-        }
+        Some(all) if counts(dense, all) => (all, all.div_ceil(all.div_ceil(STEP).max(1))),
         Some(all) => (all, all),
         None => (1, 1),
     };

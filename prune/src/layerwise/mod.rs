@@ -52,8 +52,8 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 ///
 /// At the end, where the [`Effort`] affords it, the values of all layers are tuned together towards the
 /// dense network's outputs. Magnitude is a candidate, too. Held-out examples judge: who diverges least
-/// from the dense network's outputs is taken; they are logits, unless [`outputs`](Self::outputs) says
-/// otherwise.
+/// from the dense network's outputs is taken; the first is one of logits, unless [`outputs`](Self::outputs)
+/// says otherwise, and of several [all count](Outputs).
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -80,8 +80,9 @@ pub struct Pruner {
     pub budget: Budget,
     /// The shape of the zeros: single weights (the default), or N:M with [`Budget::Pattern`].
     pub pattern: SparsityPattern,
-    /// How supports are chosen. Default: best-subset search.
-    pub support: SupportMethod,
+    /// How supports are chosen. Default, `None`: optimal brain surgeon with [`Effort::Quick`], else
+    /// best-subset search.
+    pub support: Option<SupportMethod>,
     /// Whether values are fitted. Default: yes.
     pub refit: bool,
     /// Whether running statistics of a BatchNorm are measured anew where pruned weights come before it. Where
@@ -133,7 +134,7 @@ impl Pruner {
         Self {
             budget,
             pattern: SparsityPattern::Unstructured,
-            support: SupportMethod::BestSubset,
+            support: None,
             refit: true,
             recalibrate: true,
             shares: Shares::Auto,
@@ -151,14 +152,9 @@ impl Pruner {
         }
     }
 
-    /// With another effort, and the support rule that goes with it: optimal brain surgeon for
-    /// [`Effort::Quick`], best-subset search otherwise.
+    /// With another effort.
     pub fn with_effort(mut self, effort: Effort) -> Self {
         self.effort = effort;
-        self.support = match effort {
-            Effort::Quick => SupportMethod::Obs,
-            _ => SupportMethod::BestSubset,
-        };
         self
     }
 
@@ -181,7 +177,8 @@ impl Pruner {
     /// The model comes back in the error, unchanged.
     /// - [`PruneError::NotRecorded`] where the forward pass cannot be recorded,
     ///   [`PruneError::NotLayerwise`] for patterns and budgets that mean nothing layer by layer: both
-    ///   name the way that is left.
+    ///   name the way that is left; the latter also for a forward pass that draws random numbers, which
+    ///   candidates would differ by.
     /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or the same in all
     ///   examples, or whose system is singular; [`PruneError::CarriesReparameterization`].
     /// - [`PruneError::NaNOutputs`] where the dense network gives NaN for inputs that judge.
@@ -283,6 +280,14 @@ impl Pruner {
         Ok((best.attempt.model, masks, selection, report))
     }
 
+    /// The method of [`support`](Self::support), or the effort's.
+    fn support_method(&self) -> SupportMethod {
+        self.support.unwrap_or(match self.effort {
+            Effort::Quick => SupportMethod::Obs,
+            _ => SupportMethod::BestSubset,
+        })
+    }
+
     /// The parameters to prune, none of which has a reparameterization.
     fn selection<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
         let selection = Selection::for_pattern(model, self.group.as_ref(), &self.pattern)?;
@@ -310,4 +315,20 @@ impl Pruner {
 /// What a recording or a walk refuses.
 pub(crate) fn failed(source: GraphError) -> PruneError {
     PruneError::NotRecorded { source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_support_method_that_was_chosen_stays_with_another_effort() {
+        let mut pruner = Pruner::new(Budget::Sparsity(0.5));
+        assert_eq!(pruner.support_method(), SupportMethod::BestSubset);
+        pruner.effort = Effort::Quick;
+        assert_eq!(pruner.support_method(), SupportMethod::Obs);
+        pruner.support = Some(SupportMethod::Wanda);
+        let pruner = pruner.with_effort(Effort::Thorough);
+        assert_eq!(pruner.support_method(), SupportMethod::Wanda);
+    }
 }

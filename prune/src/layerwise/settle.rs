@@ -3,12 +3,11 @@
 use std::collections::HashSet;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_lean_graph::{Graph, Pass, Step, Tensors, Walk};
 
 use crate::PruneError;
 use crate::layerwise::attempt::Setting;
-use crate::layerwise::divergences::{Divergences, logits};
+use crate::layerwise::divergences::{Divergences, Given, Measure, outputs};
 use crate::layerwise::stops::{Stop, stops};
 use crate::layerwise::{failed, norm, ties};
 
@@ -18,7 +17,7 @@ impl Setting<'_> {
         &self,
         model: M,
         mut walk: Walk<O>,
-        dense: &[Tensor<2>],
+        dense: &[Given],
     ) -> Result<(M, Divergences), PruneError> {
         let stops = stops(&walk, self.selection, &self.still(walk.graph()));
         let mut measured = HashSet::new();
@@ -61,12 +60,13 @@ impl Setting<'_> {
     pub(super) fn judge<O: Tensors>(
         &self,
         walk: &mut Walk<O>,
-        dense: &[Tensor<2>],
+        dense: &[Given],
     ) -> Result<Divergences, PruneError> {
+        let measures = Measure::of(self.pruner.outputs, dense)?;
         let mut divergences = Divergences::default();
         for batch in self.judges.clone() {
             let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
-            divergences.add(self.pruner.outputs, batch, &dense[batch], &logits(&pruned)?)?;
+            divergences.add(&measures, batch, &dense[batch], &outputs(&pruned)?)?;
         }
         Ok(divergences)
     }

@@ -1,7 +1,6 @@
 //! How many weights each layer keeps.
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_lean_graph::Tensors;
 use burn_lean_layerwise::Keep;
 use serde::{Deserialize, Serialize};
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::layerwise::Candidate;
 use crate::layerwise::calibration::Extent;
 use crate::layerwise::contest::Contest;
-use crate::layerwise::divergences::Divergences;
+use crate::layerwise::divergences::{Divergences, Given};
 use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 
@@ -113,7 +112,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
         magnitude: &[bool],
         lamp: &[bool],
         few: &Extent,
-        outputs: &[Tensor<2>],
+        outputs: &[Given],
         constant: f64,
     ) -> Option<bool> {
         let fitted = |kept: &[bool]| {

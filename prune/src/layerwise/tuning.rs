@@ -13,7 +13,7 @@ use burn_lean_reparam::{each_float, join_copies, map_with_path};
 
 use crate::host::{bar, read};
 use crate::layerwise::contest::{Best, Contest};
-use crate::layerwise::divergences::{Divergences, logits};
+use crate::layerwise::divergences::{Divergences, Given, Measure, outputs};
 use crate::layerwise::division::{self, Part, first_dimension, rows};
 use crate::layerwise::shares::Shared;
 use crate::layerwise::{Candidate, Outputs};
@@ -39,7 +39,7 @@ struct Tuning<'a, M, I, O> {
     /// Passes over the examples.
     passes: usize,
     /// Outputs of the dense network.
-    dense: &'a [Tensor<2>],
+    dense: &'a [Given],
     /// Paths of the BatchNorm layers that keep their statistics.
     still: &'a HashSet<String>,
     /// The steps of a pass: a batch, and which of its examples; see [`division::steps`].
@@ -126,7 +126,7 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
         let (tuned, mut steps) = self.tune(trial, loss, model)?;
         let mut first = judge(tuned)?;
         let is_distribution = self.contest.pruner.outputs == Outputs::Logits;
-        let is_distribution = is_distribution && self.dense.iter().all(|one| one.dims()[1] > 1);
+        let is_distribution = is_distribution && self.dense.iter().all(|one| one[0].dims()[1] > 1);
         if is_distribution && before.mean() > FAR && !self.contest.is_late() {
             let other = Loss::Divergence;
             let (tuned, taken) = self.tune(trial, other, model)?;
@@ -180,6 +180,7 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
             .with_weight_decay(0.0)
             .with_epsilon(1e-8)
             .init();
+        let measures = Measure::of(pruner.outputs, self.dense)?;
         let parts = &self.steps;
         let steps = parts.len() * passes;
         let bar = bar(Candidate::Tuned.name(), steps, pruner.progress);
@@ -198,9 +199,9 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
                     examples: (!whole).then(|| examples.clone()),
                     trains: true,
                 });
-                let outputs = logits(&forward(&student, inputs))?;
+                let given = outputs(&forward(&student, inputs))?;
                 let target = rows(&self.dense[*batch], examples, all);
-                let loss = loss.of(target, outputs);
+                let loss = loss.of_all(&measures, target, given);
                 if !loss.is_tracked() {
                     // What trains is not what the forward pass reads.
                     return Ok((model.valid(), 0));
@@ -246,6 +247,25 @@ fn stride(count: usize) -> usize {
 }
 
 impl Loss {
+    /// The sum over all outputs.
+    fn of_all(self, measures: &[Measure], dense: Given, pruned: Given) -> Tensor<1> {
+        let several = dense.len() > 1;
+        let each = dense.into_iter().zip(pruned).zip(measures).enumerate();
+        let losses = each.map(|(at, ((dense, pruned), measure))| {
+            let loss = if at == 0 { self } else { Self::Distance };
+            let width = dense.dims()[1];
+            match loss {
+                Self::Distance if several => {
+                    loss.of(dense, pruned) / measure.squares_of_numbers(width)
+                }
+                _ => loss.of(dense, pruned),
+            }
+        });
+        losses
+            .reduce(|sum, loss| sum + loss)
+            .expect("a network has an output")
+    }
+
     /// The mean over all outputs, or over all distributions; of equal ones, also infinite, there is none.
     fn of(self, dense: Tensor<2>, pruned: Tensor<2>) -> Tensor<1> {
         let in_f32 = |tensor: Tensor<2>| match tensor.dtype() {

@@ -93,10 +93,8 @@ impl Masks {
             Ok(reparameterizer) => reparameterizer,
             Err(error) => return Err(Rejected::new(model, error)),
         };
-        attach_if_any(model, reparameterizer).map_err(|rejected| {
-            let (model, error) = rejected.into_parts();
-            Rejected::new(model, error.into())
-        })
+        attach_if_any(model, reparameterizer)
+            .map_err(|rejected| rejected.map_error(PruneError::from))
     }
 
     /// What attaches these masks to this very `model`, to be chained with other meanings.

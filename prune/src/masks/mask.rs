@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param, ParamId, Reparameterization};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::map_leaf;
 
 use crate::model::carried::zero_pruned;
 
@@ -69,11 +70,7 @@ pub(crate) fn zero_base<const D: usize>(
     param: Param<Tensor<D>>,
     kept: Tensor<1, Bool>,
 ) -> Param<Tensor<D>> {
-    param.map(|base| {
-        let trains = base.is_require_grad();
-        // A parameter is a leaf of the graph.
-        zero_pruned(base, kept).detach().set_require_grad(trains)
-    })
+    map_leaf(param, |base| zero_pruned(base, kept))
 }
 
 /// Flags as a mask stores them.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
+use burn_lean_graph::as_constants;
 
 use crate::PruneError;
 use crate::host::mismatch;
@@ -86,7 +87,7 @@ macro_rules! tensor_batch {
                 // Examples are constants; a recording device refuses anything else.
                 match self.device() == *device {
                     true => self,
-                    false => Tensor::to_device(self.without_autodiff(), device),
+                    false => as_constants(&self, device),
                 }
             }
         }

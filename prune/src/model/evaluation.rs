@@ -1,7 +1,6 @@
 //! A model in evaluation mode that still has gradients, and the mean loss on held-out examples.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
@@ -11,22 +10,14 @@ use crate::host::read;
 use crate::model::checks::check_number;
 use crate::{Batch, PruneError, Selection};
 
-/// `model` with gradients for the prunable parameters in `columns` alone, and otherwise as it is
-/// deployed: dropout off, BatchNorm on its running statistics.
+/// `model` with gradients for the prunable parameters alone, and otherwise as it is deployed: dropout
+/// off, BatchNorm on its running statistics.
 ///
 /// Burn decides on training behaviour by the device *and* by a flag of the layer; the flags are
 /// what `freeze` clears. Running statistics are copied by `valid`, so the caller's model is not
 /// touched.
-pub(crate) fn gradient_model<M: Module>(
-    model: &M,
-    selection: &Selection,
-    columns: &Range<usize>,
-) -> M {
-    let layers = selection.layout().layers().iter().zip(selection.ids());
-    let trained = layers
-        .filter(|(layer, _)| layer.range().start < columns.end && columns.start < layer.range().end)
-        .map(|(_, id)| *id)
-        .collect();
+pub(crate) fn gradient_model<M: Module>(model: &M, selection: &Selection) -> M {
+    let trained = selection.ids().iter().copied().collect();
     evaluated_with_gradients(model).map(&mut GradientsOf { trained })
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean_graph::as_constants;
 use burn_lean_reparam::{
     AnyFloat, PathMapper, PathVisitor, Rejected, Trail, each_float, map_with_path, visit_with_path,
 };
@@ -30,7 +31,7 @@ impl Selection {
         for mask in attached_masks(model) {
             let position = self.layer_at(&mask.path);
             if let Some(part) = position.and_then(|at| gather.parts[at].as_mut()) {
-                let kept = mask.kept.to_device(self.device());
+                let kept = as_constants(&mask.kept, self.device());
                 *part = zero_pruned(part.clone(), kept);
             }
         }

@@ -61,8 +61,24 @@ impl Feasible {
         let fits = *budget != Budget::Pattern || matches!(pattern, SparsityPattern::NM { .. });
         let expected = "a sparsity or a count, unless the pattern is N:M";
         accept(fits, "budget", "Pattern", expected)?;
-        let mut feasible = Self::with_pools(pattern, budget.pools(layout)?, layout)?;
-        feasible.operations = budget.flops(layout)?.map(|bound| Operations {
+        let parameters = layout.len();
+        let pools = budget.pools(layout)?;
+        let blocks = pattern.blocks(layout)?;
+        let groups = pattern.groups(layout)?;
+        let across = across(&groups, &pools);
+        let shape = match pattern {
+            SparsityPattern::Unstructured => Shape::Unstructured,
+            SparsityPattern::NM { n, m } => Shape::Blocks {
+                of: membership(&blocks, parameters),
+                n: *n,
+                m: *m,
+            },
+            SparsityPattern::Groups(_) => Shape::Groups {
+                of: membership(&groups, parameters),
+                groups,
+            },
+        };
+        let operations = budget.flops(layout)?.map(|bound| Operations {
             cost: layout
                 .layers()
                 .iter()
@@ -71,6 +87,13 @@ impl Feasible {
             bound,
             dense: layout.flops(),
         });
+        let feasible = Self {
+            parameters,
+            pools,
+            shape,
+            across,
+            operations,
+        };
         feasible.hold_groups(layout)?;
         Ok(feasible)
     }
@@ -105,37 +128,6 @@ impl Feasible {
             }
         }
         Ok(())
-    }
-
-    /// Combines a pattern with counts that are known already; `pools` partition the weights.
-    pub(crate) fn with_pools(
-        pattern: &SparsityPattern,
-        pools: Vec<Pool>,
-        layout: &Layout,
-    ) -> Result<Self, PruneError> {
-        let parameters = layout.len();
-        let blocks = pattern.blocks(layout)?;
-        let groups = pattern.groups(layout)?;
-        let across = across(&groups, &pools);
-        let shape = match pattern {
-            SparsityPattern::Unstructured => Shape::Unstructured,
-            SparsityPattern::NM { n, m } => Shape::Blocks {
-                of: membership(&blocks, parameters),
-                n: *n,
-                m: *m,
-            },
-            SparsityPattern::Groups(_) => Shape::Groups {
-                of: membership(&groups, parameters),
-                groups,
-            },
-        };
-        Ok(Self {
-            parameters,
-            pools,
-            shape,
-            across,
-            operations: None,
-        })
     }
 
     /// The largest number of weights that may be kept.

@@ -1,6 +1,5 @@
 //! Whole runs: stages, budgets, schedules, and what is kept on disk in between.
 
-pub(crate) mod block_stage;
 pub(crate) mod gradual;
 pub(crate) mod gradual_pruner;
 pub(crate) mod pruner;

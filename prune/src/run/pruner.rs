@@ -73,12 +73,6 @@ pub struct PrunerConfig {
     /// judges each with it and without.
     #[config(default = "None")]
     pub first_order: Option<bool>,
-    /// Where the gradient matrix would exceed its memory bound, solve it in blocks of columns
-    /// instead of refusing: a block-diagonal Fisher, and one collection per block. How many weights
-    /// each block keeps is decided by magnitude. [`FisherConfig::on_disk`] comes first, which leaves
-    /// the Fisher whole. Default: refuse.
-    #[config(default = false)]
-    pub in_blocks: bool,
     /// Floating-point operations of each weight by the path of its parameter, as
     /// [`flops`](crate::flops()) counts them. Default: counted on the first batch of the loader if
     /// the budget bounds operations, 2 otherwise.

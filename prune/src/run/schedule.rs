@@ -15,12 +15,10 @@ use crate::model::checks::accept;
 /// polynomial    s + (b - s) · (1 - t / (f-1))³
 /// linear        b + t · (s - b) / (f-1)
 /// constant      s
-/// geometric     1 - (1 - b) · q^(t+1),  q = ((1 - s) / (1 - b))^(1/f)
 /// ```
 ///
 /// The first three prune to exactly b in the first stage, and all reach s in the last; one stage
-/// is `[s]`. Geometric removes the same share of what is left in every stage. A first stage that
-/// prunes nothing is refused by [`PrunerConfig`](crate::PrunerConfig): b > 0, except for geometric.
+/// is `[s]`. A first stage that prunes nothing is refused by [`PrunerConfig`](crate::PrunerConfig): b > 0.
 ///
 /// ```
 /// use burn_lean_prune::Schedule;
@@ -49,11 +47,6 @@ pub enum Schedule {
     },
     /// The target in every stage.
     Constant,
-    /// The same share of the remaining weights in every stage.
-    Geometric {
-        /// Sparsity before the first stage, 0 ≤ base ≤ target.
-        base: f64,
-    },
 }
 
 impl Schedule {
@@ -84,10 +77,9 @@ impl Schedule {
 
     fn base(&self) -> Option<f64> {
         match self {
-            Self::Exponential { base }
-            | Self::Polynomial { base }
-            | Self::Linear { base }
-            | Self::Geometric { base } => Some(*base),
+            Self::Exponential { base } | Self::Polynomial { base } | Self::Linear { base } => {
+                Some(*base)
+            }
             Self::Constant => None,
         }
     }
@@ -102,10 +94,6 @@ impl Schedule {
             Self::Polynomial { .. } => s + (b - s) * (1.0 - t / (f - 1.0)).powi(3),
             Self::Linear { .. } => b + t * (s - b) / (f - 1.0),
             Self::Constant => s,
-            Self::Geometric { .. } => {
-                let q = ((1.0 - s) / (1.0 - b)).powf(1.0 / f);
-                1.0 - (1.0 - b) * q.powf(t + 1.0)
-            }
         }
     }
 }

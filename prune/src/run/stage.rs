@@ -5,7 +5,6 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
 
-use crate::run::block_stage::solve_blocks;
 use crate::statistics::running::Statistics;
 use crate::{
     Batch, Fisher, Masks, Problem, PruneError, PrunerConfig, Ridge, RidgeChoice, Selection,
@@ -33,31 +32,10 @@ impl PrunerConfig {
         let most = self.fisher.samples.saturating_mul(self.fisher.batch_size);
         let mut statistics = Statistics::new(self.running_statistics, model, most);
         let mut batches = batches.into_iter();
-        if self.needs_blocks(selection) {
-            // Every block sees the same examples.
-            let examples: Vec<B> = self.fisher.enough(batches.by_ref())?;
-            let solved = solve_blocks(
-                self,
-                solver,
-                self.fixed_ridge()?,
-                first_order,
-                selection,
-                model,
-                loss,
-                &examples,
-                free,
-            )?;
-            examples.iter().for_each(|batch| statistics.see(batch));
-            let rest = self.fisher.rest(&examples)?;
-            let judges = self.judges(&statistics, rest.into_iter().chain(batches))?;
-            let statistics = statistics.judged_by(&judges);
-            return settle(solved, &statistics, selection, model, loss);
-        }
-        let columns = 0..selection.layout().len();
         let seen = batches.by_ref().inspect(|batch| statistics.see(batch));
         let (Fisher { gradients, report }, rest) = self
             .fisher
-            .collect_free(model, selection, loss, seen, columns, free)?;
+            .collect_free(model, selection, loss, seen, free)?;
         let dense = selection.flatten(model)?;
         let problem = Problem::new(gradients, dense, selection.layout().clone())?
             .with_first_order(first_order)?;

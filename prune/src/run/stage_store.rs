@@ -18,7 +18,7 @@ use crate::{Masks, PruneError};
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";
 const CHECKSUMS: &str = "checksums.json";
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// A folder with the newest finished stage of one run.
 ///

@@ -8,7 +8,6 @@ use serde_json::Value;
 use crate::flops;
 use crate::model::checks;
 use crate::problem::feasible::Feasible;
-use crate::run::block_stage::check_blocks;
 use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
 use crate::solver::check;
@@ -40,10 +39,6 @@ impl PrunerConfig {
         self.check_budgets(&budgets, selection.layout())?;
         if let Some(grid) = &self.solver.grid {
             Levels::new(grid, selection.layout())?;
-            let expected = "none where the gradient matrix is taken in blocks of columns: fewer \
-                            Fisher samples, or a larger memory bound";
-            let whole = !self.needs_blocks(&selection);
-            checks::accept(whole, "grid", "given", expected)?;
         }
         self.ridge.check()?;
         if self.fisher.sketch.is_some() {
@@ -53,16 +48,7 @@ impl PrunerConfig {
             let expected = "at least 1, to judge the ridges of a sweep by";
             checks::accept(self.held_out > 0, "held_out", self.held_out, expected)?;
         }
-        match self.in_blocks {
-            false => self.fisher.check_memory(&selection)?,
-            true => {
-                let blocks = self.fisher.blocks(&selection)?;
-                if self.needs_blocks(&selection) {
-                    self.fixed_ridge()?;
-                    check_blocks(&self.solver, selection.layout(), &blocks)?;
-                }
-            }
-        }
+        self.fisher.check(&selection)?;
         let weights = selection.finite_weights(model)?;
         let store = match &self.state {
             Some(folder) => {
@@ -117,23 +103,6 @@ impl PrunerConfig {
         let selection = selection.with_flops(&counted);
         self.check_budgets(budgets, selection.layout())?;
         Ok(selection)
-    }
-
-    /// Whether the gradient matrix is taken in blocks of columns.
-    pub(crate) fn needs_blocks(&self, selection: &Selection) -> bool {
-        self.in_blocks && self.fisher.exceeds(selection)
-    }
-
-    /// The ridge where there is no choice.
-    pub(crate) fn fixed_ridge(&self) -> Result<f64, PruneError> {
-        match self.ridge {
-            RidgeChoice::Fixed(ridge) => Ok(ridge),
-            _ => Err(PruneError::InvalidConfig {
-                field: "ridge",
-                value: "a sweep".into(),
-                expected: "fixed where the gradient matrix is taken in blocks",
-            }),
-        }
     }
 
     fn check_budgets(&self, budgets: &[(f64, Budget)], layout: &Layout) -> Result<(), PruneError> {

@@ -31,26 +31,8 @@ impl Rates {
 /// The training after one stage: what [`GradualConfig::prune_by_stage`] and
 /// [`GradualPruner::prune_by_stage`] ask for.
 ///
-/// Under Burn's `Learner` a stage is one training of so many epochs, with a new optimizer and the same
-/// cosine, here in mixed precision; what goes wrong stops the pruning with the model:
-///
-/// ```text
-/// |model, training| {
-///     let amp = Amp::from_prepared(model, autocast.clone(), &scaler)?;
-///     let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
-///         .with_min_lr(training.learning_rate(1.0));
-///     let (monitor, schedule) = (amp.monitor(), amp.lr_scheduler(cosine)?);
-///     let result = SupervisedTraining::new(folder, train, valid)
-///         .num_epochs(training.epochs)
-///         .with_interrupter(monitor.interrupter())
-///         .launch(Learner::new(amp, optim, schedule));
-///     let model = result.model.into_model().train();   // it comes back as it is deployed
-///     match monitor.error() {
-///         None => Ok(model),
-///         Some(error) => Err(PruneError::training(model, error)),
-///     }
-/// }
-/// ```
+/// Under Burn's `Learner` a stage is one training of so many epochs: a program for it is in
+/// `burn_lean::manual::learner`.
 ///
 /// [`GradualConfig::prune_by_stage`]: crate::GradualConfig::prune_by_stage
 /// [`GradualPruner::prune_by_stage`]: crate::GradualPruner::prune_by_stage

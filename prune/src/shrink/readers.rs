@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 use burn_lean_graph::{Pass, Product, Recording, Tensors, UnitAxis, Walk, cloned};
+use burn_lean_reparam::reductions::AXIS;
 
 use crate::PruneError;
 use crate::host::read;
@@ -54,7 +55,7 @@ impl Readers {
                     None => here,
                 });
             };
-            step.rows(&product, 0, Pass::Original, 0, 1 << 16, look)
+            step.rows(&product, 0, Pass::Original, 0, AXIS, look)
                 .map_err(failed)?;
             let Some([low, high]) = bounds else { continue };
             let (low, high) = (read(low)?, read(high)?);

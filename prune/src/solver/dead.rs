@@ -17,11 +17,6 @@ impl Dead {
         }))
     }
 
-    /// Weights that go first: one flag each.
-    pub(crate) fn first(dead: Vec<bool>) -> Self {
-        Self(Some(dead))
-    }
-
     /// Whether a weight is to be pruned before all live ones.
     pub(crate) fn contains(&self, index: usize) -> bool {
         self.0.as_ref().is_some_and(|dead| dead[index])

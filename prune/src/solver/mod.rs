@@ -36,7 +36,7 @@ use crate::problem::sparsity::SparsityPattern;
 use back_solve::{back_solve, scatter};
 use blockwise::{Shrinking, blockwise};
 use clock::Clock;
-pub(crate) use dead::Dead;
+use dead::Dead;
 use serde::{Deserialize, Serialize};
 pub(crate) use working_set::Shared;
 

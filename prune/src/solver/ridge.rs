@@ -57,19 +57,6 @@ impl RidgeChoice {
         Self::over([1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0])
     }
 
-    /// A sweep over these ridges, each with gradients as they are and with all of them equally
-    /// long ([`Problem::with_tempering`] 0 and 1).
-    pub fn with_and_without_tempering(candidates: impl IntoIterator<Item = f64>) -> Self {
-        let both = |value| {
-            [0.0, 1.0].map(|exponent| Ridge {
-                value,
-                first_order: None,
-                tempering: Some(exponent),
-            })
-        };
-        Self::Sweep(candidates.into_iter().flat_map(both).collect())
-    }
-
     /// Refuses a sweep over nothing, and numbers out of their range.
     pub(crate) fn check(&self) -> Result<(), PruneError> {
         let candidates = match self {

@@ -120,6 +120,9 @@ impl<'a> Whole<'a> {
         least: f64,
     ) -> Result<(Vec<usize>, Vec<usize>), PruneError> {
         let weights = self.promising(feasible, dead)?;
+        if weights.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
         let is_kept = |index: &usize| self.support().binary_search(index).is_ok();
         let before: Vec<bool> = weights.iter().map(is_kept).collect();
         let wishes = self.set.wishes(&weights, &self.solved)?;

@@ -209,6 +209,9 @@ impl<'a> WorkingSet<'a> {
     pub(crate) fn columns(&self, weights: &[usize]) -> Result<Mat<f64>, PruneError> {
         let rows = self.kernel.size();
         let mut all = Mat::zeros(rows, weights.len());
+        if weights.is_empty() {
+            return Ok(all);
+        }
         let mut put = |places: &mut dyn Iterator<Item = usize>, columns: Tensor<2>| {
             let values = read(columns.transpose())?;
             for (column, place) in values.chunks_exact(rows).zip(places) {

@@ -4,8 +4,6 @@
 //! are zero. A kept -0.0 has a bit set and is stored; a kept +0.0 is left out and comes back as
 //! what it was. Elements of less than a byte come one in each byte and are stored packed.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use burn_lean_reparam::bits::{pack, packed_len, unpack};
@@ -25,16 +23,6 @@ pub enum Encoding {
     /// then the nonzero elements. Column indices of a compressed sparse row, in their differences:
     /// smaller than a bitmask from about 7 of 8 zeros on.
     Gaps,
-}
-
-impl fmt::Display for Encoding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Dense => "dense",
-            Self::Bitmask => "bitmask",
-            Self::Gaps => "gaps",
-        })
-    }
 }
 
 /// How to read encoded bytes.

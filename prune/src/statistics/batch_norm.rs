@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_graph::hooks;
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, PathVisitor, Rejected, Trail, Training, catch_quietly, each_float,
@@ -164,13 +164,22 @@ fn averages<M: Module, B: Batch, O>(
             .map_err(PruneError::panics("forward pass"))?;
         Statistics::of(&model.valid(), &folded)
     };
+    let mut most = f32::MAX / 8.0;
+    each_float(model, |_, float| {
+        if float.dtype() == DType::F16 {
+            most = 16_384.0;
+        }
+    });
     // What a layer keeps of an old statistic: (1 − μ)ⁿ where it runs n times, 1 where it does not look.
-    let kept_by = |batch: &B, from_zero: &Statistics| -> Result<Statistics, PruneError> {
-        // From as far as the batch's own statistics reach, in which a difference would drown.
-        let far = from_zero.largest().max(1.0);
-        let share = |from_far: f64, zero| (from_far - zero) / f64::from(far);
-        Ok(look(batch, far)?.with(from_zero, share))
-    };
+    let kept_by =
+        |batch: &B, from_zero: &Statistics, whole: &Statistics| -> Result<Statistics, PruneError> {
+            // From so far that the batch's own statistics, which differ where a forward pass draws numbers, are
+            // nothing beside it; those of two examples may be small by chance.
+            let largest = from_zero.largest().max(whole.largest()).max(1.0);
+            let far = (4096.0 * largest).min(most).max(largest);
+            let share = |from_far: f64, zero| (from_far - zero) / f64::from(far);
+            Ok(look(batch, far)?.with(from_zero, share))
+        };
     let mut averages = Averages::default();
     let mut two_tell = None;
     for batch in batches {
@@ -187,13 +196,15 @@ fn averages<M: Module, B: Batch, O>(
         let two = batch.slice(0..batch.examples().min(2));
         let of_two = match two_tell {
             Some(false) => None,
-            _ => look(&two, 0.0).and_then(|zero| kept_by(&two, &zero)).ok(),
+            _ => look(&two, 0.0)
+                .and_then(|zero| kept_by(&two, &zero, &from_zero))
+                .ok(),
         };
         let of_two = of_two.filter(|kept| kept.explains(&from_zero));
         let kept = match (of_two, two_tell) {
             (Some(kept), Some(true)) => kept,
             (of_two, _) => {
-                let kept = kept_by(&batch, &from_zero)?;
+                let kept = kept_by(&batch, &from_zero, &from_zero)?;
                 two_tell.get_or_insert(of_two.is_some_and(|two| two.agrees(&kept)));
                 kept
             }

@@ -1,9 +1,11 @@
 //! Products with the gradient matrix, and the columns it gives out: always in F32, whatever the
-//! storage, and with the factors of the rows where samples are weighed.
+//! storage, and with the factors of the rows where samples are weighed. On CUDA with Burn's `autotune` the
+//! products may be in TF32: CubeCL tries such kernels, too.
 
 use std::ops::Range;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn_lean_reparam::reductions;
 
 use super::block::select;
 use super::{DEVICE_CHUNK_BYTES, GradientMatrix, HOST_CHUNK_BYTES, add_product, column};
@@ -188,7 +190,7 @@ impl GradientMatrix {
         let mut largest = vec![0.0_f32; self.samples];
         for slice in self.slices(width) {
             let (_, values) = slice?;
-            let most = read(values.abs().max_dim(1))?;
+            let most = read(reductions::max_dim(values.abs(), 1))?;
             let pairs = largest.iter_mut().zip(most);
             pairs.for_each(|(largest, most)| *largest = largest.max(most));
         }
@@ -205,7 +207,7 @@ impl GradientMatrix {
             let (_, values) = slice?;
             let up = column(&up, &values.device());
             let values = values * up;
-            let squares = read((values.clone() * values).sum_dim(1))?;
+            let squares = read(reductions::sum_dim(values.clone() * values, 1))?;
             let pairs = norms.iter_mut().zip(squares);
             pairs.for_each(|(norm, square)| *norm += f64::from(square));
         }
