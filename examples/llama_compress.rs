@@ -35,14 +35,11 @@
 //! for each token, in evaluation and in generation. `--kv int8` keeps keys and values in 8 bits, too.
 //! `--engine` also compiles each compressed model for the inference engine, and measures it there.
 //! `--finetune 150` adds a row for what is left of a pruned model after so many steps of distillation
-//! from the original on the calibration text, with the zeros held. `--check` compares the checkpoint with
-//! the logits of another implementation. `--stream` has one block in memory at a time, for models that
-//! are too large, and measures the perplexity block by block, too; it generates nothing. `--pretrained`
-//! writes a folder that Transformers and vLLM load, with floats in F32; `tools/read_pretrained.py` measures
-//! its perplexity there.
+//! from the original on the calibration text, with the zeros held. `--stream` has one block in memory at a
+//! time, for models that are too large, and measures the perplexity block by block, too; it generates
+//! nothing. `--pretrained` writes a folder that Transformers and vLLM load, with floats in F32;
+//! `tools/read_pretrained.py` measures its perplexity there.
 
-#[path = "llama_compress/check.rs"]
-mod check;
 #[path = "llama_compress/checkpoint.rs"]
 mod checkpoint;
 #[path = "llama_compress/cli.rs"]
@@ -74,7 +71,6 @@ use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::oneshot::{Compressed, KvFormat, OneShot, OneShotError, Preset};
 use burn_lean::reparam::Rejected;
-use check::Expected;
 use checkpoint::{Checkpoint, Windows};
 use clap::Parser;
 use cli::Cli;
@@ -114,31 +110,16 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         .as_deref()
         .map(Pretrained::create)
         .transpose()?;
-    let expected = cli.check.as_deref().map(Expected::load).transpose()?;
     let Loaded {
         model,
         sizes,
         calibration,
         eval,
-    } = load(
-        cli,
-        expected.as_ref().map_or(0, Expected::positions),
-        &device,
-    )?;
+    } = load(cli, &device)?;
     let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
     let windows = calibration.count();
     // A window without its last token, which is nobody's input.
     let batches = batches(&calibration, windows, cli.batch, &device);
-    if let (Some(file), Some(expected)) = (&cli.check, expected) {
-        let found = expected.check(&model, &eval, cli.batch, &device)?;
-        println!(
-            "as in {}: logits within {:.1e}, log-likelihoods within {:.1e}, {} generated tokens",
-            file.display(),
-            found.logit,
-            found.likelihood,
-            found.tokens
-        );
-    }
     let measured = |name: &str, model: &Llama, kv: KvFormat| Measured {
         perplexity: perplexity(model, &eval, cli.batch, kv, &device),
         rate: said(name, cli, model, kv, &device),
@@ -271,8 +252,7 @@ struct Loaded {
     eval: Windows,
 }
 
-/// `positions` is how many there are at least.
-fn load(cli: &Cli, positions: usize, device: &Device) -> Result<Loaded, Box<dyn Error>> {
+fn load(cli: &Cli, device: &Device) -> Result<Loaded, Box<dyn Error>> {
     let (Some(checkpoint), Some(tokens)) = (&cli.checkpoint, &cli.tokens) else {
         let sizes = own::sizes(cli.generate);
         let (calibration, eval) = own::windows();
@@ -286,7 +266,7 @@ fn load(cli: &Cli, positions: usize, device: &Device) -> Result<Loaded, Box<dyn 
     let calibration = Windows::load(tokens, "calibration")?;
     let eval = Windows::load(tokens, "eval")?;
     let longest = calibration.length.max(eval.length);
-    let positions = longest.max(cli.generate + 1).max(positions);
+    let positions = longest.max(cli.generate + 1);
     let checkpoint = opened(cli, checkpoint, positions)?;
     calibration.check("calibration", checkpoint.sizes.vocabulary)?;
     eval.check("eval", checkpoint.sizes.vocabulary)?;

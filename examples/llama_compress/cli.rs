@@ -81,12 +81,9 @@ pub(crate) struct Cli {
     /// logits on 4 windows of calibration text a step; AdamW at 2e-3 or less, seeded by --seed.
     #[arg(long, value_name = "STEPS", value_parser = support::at_least_one)]
     pub(crate) finetune: Option<usize>,
-    /// Compares logits, likelihoods and generated tokens of the checkpoint with those of a file.
-    #[arg(long, value_name = "FILE", requires = "checkpoint")]
-    pub(crate) check: Option<PathBuf>,
     /// Has one block in memory at a time, and writes each to a file here, and what is around them to
     /// `ends.safetensors` (one method only).
-    #[arg(long, value_name = "FOLDER", requires = "checkpoint", conflicts_with_all = ["out", "kv", "finetune", "check"])]
+    #[arg(long, value_name = "FOLDER", requires = "checkpoint", conflicts_with_all = ["out", "kv", "finetune"])]
     pub(crate) stream: Option<PathBuf>,
     /// Also compiles each compressed model for the inference engine, and measures it there.
     #[arg(long, conflicts_with_all = ["stream", "kv"])]

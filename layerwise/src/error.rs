@@ -46,8 +46,8 @@ pub enum LayerwiseError {
         ridge: f64,
     },
     /// A value of a config is out of range.
-    #[error("{field} is {value}, expected {expected}")]
-    Invalid {
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
         /// The field.
         field: &'static str,
         /// What it is.
@@ -56,7 +56,7 @@ pub enum LayerwiseError {
         expected: &'static str,
     },
     /// More weights are to be kept than there are.
-    #[error("{keep} weights are to be kept of {weights}")]
+    #[error("{keep} weights are to be kept, but there are only {weights}")]
     KeepsTooMany {
         /// To be kept.
         keep: usize,
@@ -64,7 +64,10 @@ pub enum LayerwiseError {
         weights: usize,
     },
     /// A pattern does not divide the features.
-    #[error("groups of {group} weights do not divide the {features} features of a row")]
+    #[error(
+        "groups of {group} weights do not divide the {features} features of a row: choose a size that \
+         does, or leave the layer dense"
+    )]
     DoesNotDivide {
         /// Size of a group.
         group: usize,

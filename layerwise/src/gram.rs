@@ -40,12 +40,12 @@ pub(crate) struct Moments {
 }
 
 impl Gram {
-    /// Without any row, for inputs of so many features.
+    /// An empty sum over inputs `[n, features]`.
     pub fn new(features: usize) -> Self {
         Self::with_targets(features, 0)
     }
 
-    /// Without any row, for inputs of so many features and so many outputs to reach.
+    /// An empty sum over inputs `[n, features]` and targets `[n, outputs]`.
     pub fn with_targets(features: usize, outputs: usize) -> Self {
         Self {
             features,

@@ -90,7 +90,7 @@ impl LayerProblem {
     ///
     /// # Errors
     ///
-    /// [`LayerwiseError::Mismatch`], [`LayerwiseError::NotFinite`], [`LayerwiseError::Invalid`];
+    /// [`LayerwiseError::Mismatch`], [`LayerwiseError::NotFinite`], [`LayerwiseError::InvalidConfig`];
     /// [`LayerwiseError::NoRows`]; [`LayerwiseError::NotPositiveDefinite`] with too little ridge.
     pub fn new(gram: &Gram, dense: &[f32], config: &ProblemConfig) -> Result<Self, LayerwiseError> {
         let (d, o) = (gram.features(), dense.len() / gram.features().max(1));
@@ -143,7 +143,10 @@ impl LayerProblem {
         Ok(Self {
             outputs: o,
             features: d,
-            hessian: (0..d * d).map(|at| moments.xx[(at / d, at % d)]).collect(),
+            // Symmetric: its columns, as they lie, are its rows.
+            hessian: (0..d)
+                .flat_map(|j| moments.xx.col_as_slice(j).iter().copied())
+                .collect(),
             linear: (0..o * d).map(|at| linear[(at % d, at / d)]).collect(),
             constant,
             dense: dense.to_vec(),
@@ -341,7 +344,7 @@ fn checked(gram: &Gram, dense: &[f32], config: &ProblemConfig) -> Result<Vec<f64
         return Err(LayerwiseError::NoRows);
     }
     let refuse = |field, value: f64, expected| {
-        Err(LayerwiseError::Invalid {
+        Err(LayerwiseError::InvalidConfig {
             field,
             value: value.to_string(),
             expected,

@@ -41,7 +41,7 @@ impl SearchConfig {
     pub(crate) fn check(&self) -> Result<(), LayerwiseError> {
         match self.tolerance >= 0.0 && self.tolerance.is_finite() {
             true => Ok(()),
-            false => Err(LayerwiseError::Invalid {
+            false => Err(LayerwiseError::InvalidConfig {
                 field: "tolerance",
                 value: self.tolerance.to_string(),
                 expected: "finite and at least 0",

@@ -76,7 +76,7 @@ pub struct LayerSolution {
 /// # Errors
 ///
 /// [`LayerwiseError::DoesNotDivide`] and [`LayerwiseError::KeepsTooMany`] where `keep` does not fit,
-/// [`LayerwiseError::Invalid`], [`LayerwiseError::NotPositiveDefinite`]; [`LayerwiseError::NotFinite`]
+/// [`LayerwiseError::InvalidConfig`], [`LayerwiseError::NotPositiveDefinite`]; [`LayerwiseError::NotFinite`]
 /// where weights are beyond F32.
 pub fn solve(
     problem: &LayerProblem,

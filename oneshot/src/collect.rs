@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Tensor};
 use burn_lean_graph::{GraphError, Pass, Step, Tensors};
-use burn_lean_layerwise::Gram;
+use burn_lean_layerwise::{Gram, LayerwiseError};
+use burn_lean_reparam::reductions;
 
 use crate::block::Group;
 use crate::tokens::rounded;
@@ -22,6 +23,20 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
+    /// Without any row.
+    fn new(group: &Group, target: Target) -> Self {
+        let first = &group.layers[0].product;
+        let outputs = match target {
+            Target::OwnInputs => 0,
+            Target::Original => outputs(group),
+        };
+        Self {
+            grams: vec![Gram::with_targets(first.inputs, outputs); first.groups],
+            mean_abs: vec![0.0; first.inputs],
+            max_abs: vec![0.0; first.inputs],
+        }
+    }
+
     pub(crate) fn rows(&self) -> usize {
         self.grams[0].rows()
     }
@@ -35,99 +50,38 @@ impl Sums {
     /// The sums for one group of a convolution, with the targets of one layer.
     pub(crate) fn of(&self, group: &Group, layer: usize, part: usize) -> Gram {
         let gram = &self.grams[part];
-        let own = |at: usize| group.layers[at].product.outputs_per_group();
-        let before: usize = (0..layer).map(own).sum();
+        let outputs = |at: usize| group.layers[at].product.outputs_per_group();
+        let before: usize = (0..layer).map(outputs).sum();
         match gram.outputs() {
             0 => gram.clone(),
-            _ => gram.of_outputs(before..before + own(layer)),
+            _ => gram.of_outputs(before..before + outputs(layer)),
         }
     }
-}
 
-/// Sums up over all batches at a step of the first layer of a group.
-pub(crate) fn collect<O: Tensors>(
-    step: &mut Step<'_, O>,
-    group: &Group,
-    preset: &Preset,
-) -> Result<Sums, OneShotError> {
-    let first = &group.layers[0].product;
-    let target = preset.target;
-    let rounds = preset
-        .activations
-        .as_ref()
-        .filter(|_| !first.is_convolution());
-    let features = first.inputs;
-    let outputs = match target {
-        Target::OwnInputs => 0,
-        Target::Original => group
-            .layers
-            .iter()
-            .map(|one| one.product.outputs_per_group())
-            .sum(),
-    };
-    let mut sums = Sums {
-        grams: vec![Gram::with_targets(features, outputs); first.groups],
-        mean_abs: vec![0.0; features],
-        max_abs: vec![0.0; features],
-    };
-    for batch in 0..step.batches() {
-        let residual = match target {
-            Target::OwnInputs => vec![None; group.layers.len()],
-            Target::Original => residuals(step, group, batch)?,
+    /// Adds rows of one group of a convolution, and their targets where there are some.
+    fn add(
+        &mut self,
+        part: usize,
+        x: Tensor<2>,
+        targets: &[f32],
+        preset: &Preset,
+        is_rounded: bool,
+    ) -> Result<(), LayerwiseError> {
+        if preset.scaling.is_some() {
+            self.note_magnitudes(&x);
+        }
+        let x = match &preset.activations {
+            Some(activations) if is_rounded => rounded(x, activations.bits),
+            _ => x,
         };
-        for part in 0..first.groups {
-            let originals = match target {
-                Target::OwnInputs => Vec::new(),
-                Target::Original => rows(step, group, batch, Pass::Original, part)?,
-            };
-            let mut start = 0;
-            for (at, x) in rows(step, group, batch, Pass::Replaced, part)?
-                .into_iter()
-                .enumerate()
-            {
-                let count = x.dims()[0];
-                sums.note_magnitudes(&x);
-                let x = match rounds {
-                    Some(activations) => rounded(x, activations.bits),
-                    None => x,
-                };
-                let targets = match originals.get(at) {
-                    None => Vec::new(),
-                    Some(original) => {
-                        let mut targets = Vec::new();
-                        for (layer, residual) in group.layers.iter().zip(&residual) {
-                            let own = layer.product.outputs_per_group();
-                            let weight = step.weight(&layer.product, Pass::Original)?;
-                            let weight = weight.slice([part * own..(part + 1) * own]);
-                            let mut y = original.clone().matmul(weight.transpose());
-                            if let Some(residual) = residual {
-                                y = y + residual.clone().slice([start..start + count]);
-                            }
-                            targets.push(y);
-                        }
-                        floats(Tensor::cat(targets, 1))
-                    }
-                };
-                let added = sums.grams[part].add_with_targets(&floats(x), &targets);
-                added.map_err(|source| OneShotError::Layer {
-                    path: group.layers[0].path().into(),
-                    source,
-                })?;
-                start += count;
-            }
-        }
+        self.grams[part].add_with_targets(&floats(x), targets)
     }
-    let count = (sums.rows() * first.groups).max(1) as f64;
-    sums.mean_abs.iter_mut().for_each(|sum| *sum /= count);
-    Ok(sums)
-}
 
-impl Sums {
     fn note_magnitudes(&mut self, x: &Tensor<2>) {
         // A column of halves may add up to more than a half holds.
         let x = x.clone().cast(DType::F32).abs();
-        let sum = floats(x.clone().sum_dim(0));
-        let max = floats(x.max_dim(0));
+        let sum = floats(reductions::sum_dim(x.clone(), 0));
+        let max = floats(reductions::max_dim(x, 0));
         self.mean_abs
             .iter_mut()
             .zip(sum)
@@ -139,23 +93,101 @@ impl Sums {
     }
 }
 
-/// The rows of a batch in parts: one part but for convolutions, whose patches take much memory.
+/// Outputs of all layers of a group, for each group of a convolution.
+fn outputs(group: &Group) -> usize {
+    let layers = group.layers.iter();
+    layers.map(|one| one.product.outputs_per_group()).sum()
+}
+
+/// Sums up over all batches at a step of the first layer of a group.
+pub(crate) fn collect<O: Tensors>(
+    step: &mut Step<'_, O>,
+    group: &Group,
+    preset: &Preset,
+) -> Result<Sums, OneShotError> {
+    let first = &group.layers[0].product;
+    let mut sums = Sums::new(group, preset.target);
+    for batch in 0..step.batches() {
+        let residuals = match preset.target {
+            Target::OwnInputs => Vec::new(),
+            Target::Original => residuals(step, group, batch)?,
+        };
+        for part in 0..first.groups {
+            let targets = match preset.target {
+                Target::OwnInputs => Vec::new(),
+                Target::Original => targets(step, group, batch, part, &residuals)?,
+            };
+            // Both passes have the same places, so that their chunks have the same rows.
+            let mut targets = targets.into_iter();
+            let mut added = Ok(());
+            rows(step, group, batch, Pass::Replaced, part, |x| {
+                let targets = targets.next().unwrap_or_default();
+                if added.is_ok() {
+                    added = sums.add(part, x, &targets, preset, !first.is_convolution());
+                }
+            })?;
+            added.map_err(|source| OneShotError::Layer {
+                path: group.layers[0].path().into(),
+                source,
+            })?;
+        }
+    }
+    let count = (sums.rows() * first.groups).max(1) as f64;
+    sums.mean_abs.iter_mut().for_each(|sum| *sum /= count);
+    Ok(sums)
+}
+
+/// What the layers of `group` should give for a batch of the original model, side by side: `[rows,
+/// outputs]` of each chunk of [`rows`]. It is as large as their outputs; the patches of a convolution
+/// are many times that.
+fn targets<O: Tensors>(
+    step: &mut Step<'_, O>,
+    group: &Group,
+    batch: usize,
+    part: usize,
+    residuals: &[Option<Tensor<2>>],
+) -> Result<Vec<Vec<f32>>, GraphError> {
+    let mut weights = Vec::new();
+    for layer in &group.layers {
+        let outputs = layer.product.outputs_per_group();
+        let weight = step.weight(&layer.product, Pass::Original)?;
+        let weight = weight.slice([part * outputs..(part + 1) * outputs]);
+        weights.push(weight.transpose());
+    }
+    let (mut chunks, mut start) = (Vec::new(), 0);
+    rows(step, group, batch, Pass::Original, part, |x| {
+        let places = start..start + x.dims()[0];
+        start = places.end;
+        let layers = weights.iter().zip(residuals);
+        let outputs = layers.map(|(weight, residual)| {
+            let y = x.clone().matmul(weight.clone());
+            match residual {
+                Some(residual) => y + residual.clone().slice([places.clone()]),
+                None => y,
+            }
+        });
+        let outputs: Vec<Tensor<2>> = outputs.collect();
+        chunks.push(floats(Tensor::cat(outputs, 1)));
+    })?;
+    Ok(chunks)
+}
+
+/// Calls `each` with the rows of a batch, all at once but for convolutions, whose patches take much
+/// memory: they come a few examples at a time.
 fn rows<O: Tensors>(
     step: &mut Step<'_, O>,
     group: &Group,
     batch: usize,
     pass: Pass,
     part: usize,
-) -> Result<Vec<Tensor<2>>, GraphError> {
+    each: impl FnMut(Tensor<2>),
+) -> Result<(), GraphError> {
     let product = &group.layers[0].product;
-    let chunk = if product.is_convolution() {
-        CHUNK
-    } else {
-        usize::MAX / 2
+    let chunk = match product.is_convolution() {
+        true => CHUNK,
+        false => usize::MAX / 2,
     };
-    let mut rows = Vec::new();
-    step.rows(product, batch, pass, part, chunk, |x| rows.push(x))?;
-    Ok(rows)
+    step.rows(product, batch, pass, part, chunk, each)
 }
 
 /// For each layer, by how much the summand beside its output is off in the compressed model.

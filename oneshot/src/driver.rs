@@ -12,7 +12,17 @@ use crate::state::{Finished, State, checksum, fingerprint};
 use crate::work::{Work, put};
 use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target};
 
-/// One-shot compression by a [`Preset`].
+/// Compresses a model without training, from calibration inputs alone, as a [`Preset`] says.
+///
+/// Block by block, and for each group of layers that read the same input:
+///
+/// 1. XᵀX of that input is summed over all batches, as the model with everything compressed so far gives
+///    it, and with [`Target::Original`] also XᵀY, with what the original model gives there.
+/// 2. Each weight is pruned, rounded to a grid, or both, by this quadratic.
+/// 3. The weights are put in place, so that what comes later sees, and makes good for, what they changed.
+///    With [`Order::Block`](crate::Order::Block) that is when all groups of the block are done.
+///
+/// Presets that ask nothing of the inputs, such as [`Preset::w8a16`], sum up nothing.
 pub struct OneShot<'a> {
     pub(crate) preset: Preset,
     pub(crate) state: Option<PathBuf>,
@@ -104,11 +114,27 @@ impl<'a> OneShot<'a> {
         self
     }
 
-    /// Compresses `model`, an evaluation model (`model.valid()`), by calibration batches.
+    /// Compresses `model`, a model in evaluation mode: one that trains is given as `model.valid()`.
+    ///
+    /// `batches` are calibration inputs, each as `forward` takes it, of any sizes. Where something is
+    /// solved for (anything but magnitude, Wanda and nearest codes with [`Target::OwnInputs`]) they need
+    /// at least as many rows (tokens, or positions of images) together as the widest compressed layer has
+    /// inputs. `forward` is recorded, once for each batch: it cannot read values of tensors (`into_data`,
+    /// an `if` on a number).
     ///
     /// # Errors
     ///
-    /// Each with the model inside, unchanged: those of [`OneShotError`].
+    /// Each with the model inside, unchanged.
+    /// - [`OneShotError::InvalidConfig`]: what [`Preset::validate`] finds.
+    /// - [`OneShotError::Graph`]: the forward pass cannot be recorded or executed, or there is no batch.
+    /// - [`OneShotError::NothingToCompress`], [`OneShotError::NeverCalled`],
+    ///   [`OneShotError::SharedWeight`]: no weight is left, a part is not called, or several products read
+    ///   one weight.
+    /// - [`OneShotError::TooFewRows`]: fewer rows than inputs of a layer.
+    /// - [`OneShotError::DoesNotFit`]: groups of a pattern do not divide the inputs of a layer.
+    /// - [`OneShotError::Layer`]: inputs or weights of a layer are not finite, or its system has no
+    ///   factor: more rows, or a larger [`ridge`](Preset::ridge).
+    /// - [`OneShotError::File`]: the state folder is of another run, damaged, or cannot be written.
     pub fn compress<M: Module, I: Tensors, O: Tensors>(
         mut self,
         model: M,

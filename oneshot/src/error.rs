@@ -90,8 +90,8 @@ pub enum OneShotError {
         why: String,
     },
     /// A value of a preset is out of range.
-    #[error("{field} is {value}, expected {expected}")]
-    Invalid {
+    #[error("{field} is {value}, but must be {expected}")]
+    InvalidConfig {
         /// The field.
         field: &'static str,
         /// What it is.
@@ -151,7 +151,7 @@ pub(crate) fn invalid<T>(
     value: impl ToString,
     expected: &'static str,
 ) -> Result<T, OneShotError> {
-    Err(OneShotError::Invalid {
+    Err(OneShotError::InvalidConfig {
         field,
         value: value.to_string(),
         expected,

@@ -17,6 +17,9 @@ use crate::sealed::Sealed;
 use crate::state::{FILES, Raw, failed};
 use crate::{Compressed, CompressedWeight, Grid, OneShotError, Report};
 
+/// What a file says that it is.
+const FORMAT: &str = "burn-lean-oneshot 2";
+
 /// Of a weight, what its tensors do not say.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
@@ -64,7 +67,7 @@ impl<M: Module> Compressed<M> {
         let headers = serde_json::to_string(&headers).map_err(|error| failed(file, error))?;
         let report = serde_json::to_string(&self.report).map_err(|error| failed(file, error))?;
         let metadata = HashMap::from([
-            ("format".to_string(), "burn-lean-oneshot 2".to_string()),
+            ("format".to_string(), FORMAT.to_string()),
             ("weights".to_string(), headers),
             ("report".to_string(), report),
         ]);
@@ -146,8 +149,18 @@ fn read<M: Module>(
 ) -> Result<(Values, Vec<CompressedWeight>, Report), String> {
     let bytes = std::fs::read(file).map_err(|error| error.to_string())?;
     let sealed = Sealed::open(&bytes)?;
-    let headers = sealed.said("weights");
-    let headers = headers.ok_or("it is not a file of a compressed model")?;
+    match sealed.said("format") {
+        Some(FORMAT) => {}
+        Some(other) => {
+            return Err(format!(
+                "its format is `{other}`; this version reads `{FORMAT}`"
+            ));
+        }
+        None => return Err("it is not a file of a compressed model".into()),
+    }
+    let headers = sealed
+        .said("weights")
+        .ok_or("it says nothing of its weights")?;
     let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
     let report = sealed.said("report").map(serde_json::from_str);
     let report = report.transpose().map_err(|error| error.to_string())?;

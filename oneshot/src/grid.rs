@@ -93,6 +93,11 @@ impl Range {
         f64::from((f32::from(code) - f32::from(self.zero)) * self.scale)
     }
 
+    /// What a code is of the scale.
+    pub(crate) fn multiple(&self, code: u8) -> f64 {
+        f64::from(code) - f64::from(self.zero)
+    }
+
     /// The same codes, each worth another multiple.
     pub(crate) fn with_scale(self, scale: f64) -> Self {
         Self {

@@ -91,10 +91,8 @@ impl<M: Module> Compressed<M> {
                 OneShotError::NothingOnAGrid { first },
             ));
         }
-        let rejected = |rejected: Rejected<M, QuantError>| {
-            let (model, error) = rejected.into_parts();
-            Rejected::new(model, OneShotError::Quantization(error))
-        };
+        let rejected =
+            |rejected: Rejected<M, QuantError>| rejected.map_error(OneShotError::Quantization);
         let config = QatConfig::new()
             .with_activation(activations.map(inputs))
             .with_attention(false)

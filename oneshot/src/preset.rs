@@ -27,7 +27,7 @@ use crate::error::invalid;
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct Preset {
-    /// Zeros. Default: none.
+    /// Which weights become zero. Default: none.
     pub prune: Option<Prune>,
     /// The grid of the weights. Default: none, weights stay floats.
     pub quantize: Option<Quantize>,
@@ -59,12 +59,12 @@ pub struct Preset {
     pub blocks: Option<Vec<String>>,
 }
 
-/// Zeros.
+/// Which weights become zero.
 #[derive(Config, Debug, PartialEq)]
 pub struct Prune {
-    /// How many, and in which shape.
+    /// The fraction of zeros (0 to 1, without 1) of a matrix or of every output, or N:M.
     pub pattern: Pattern,
-    /// How they are chosen.
+    /// Which weights go, and whether the others are fitted anew.
     pub method: PruneMethod,
 }
 
@@ -102,12 +102,13 @@ pub enum PruneMethod {
     BestSubset,
 }
 
-/// The grid of the weights.
+/// The integer grid that weights are rounded to.
 #[derive(Config, Debug, PartialEq)]
 pub struct Quantize {
     /// Bits of a code, 2 to 8.
     pub bits: u8,
-    /// Inputs that share a scale; the last group of an output may be smaller. Default: all.
+    /// Block size: consecutive inputs of one output that share a scale, at least 1; the last may be
+    /// smaller. Default, `None`: one scale for each output.
     pub group: Option<usize>,
     /// Whether the grid is symmetric about zero, without a zero point. Default: yes.
     #[config(default = true)]
@@ -284,7 +285,7 @@ impl Preset {
     ///
     /// # Errors
     ///
-    /// [`OneShotError::Invalid`].
+    /// [`OneShotError::InvalidConfig`].
     pub fn validate(&self) -> Result<(), OneShotError> {
         if !(self.ridge >= 0.0 && self.ridge.is_finite()) {
             return invalid("ridge", self.ridge, "a finite number, at least 0");
@@ -308,7 +309,7 @@ impl Preset {
                 return invalid("activations.bits", activations.bits, "2 to 8");
             }
             if self.quantize.is_none() {
-                return invalid("activations", "without quantize", "weights on a grid, too");
+                return invalid("activations", "without quantize", "with weights on a grid");
             }
         }
         match self.prune.as_ref().map(|prune| &prune.pattern) {
@@ -328,7 +329,11 @@ impl Preset {
             return invalid("alpha", alpha, "0 to 1");
         }
         if self.scaling.is_some() && self.quantize.is_none() {
-            return invalid("scaling", "without quantize", "a grid that it prepares for");
+            return invalid(
+                "scaling",
+                "without quantize",
+                "with a grid that it prepares for",
+            );
         }
         if self.prune.is_none() && self.quantize.is_none() {
             return invalid("preset", "empty", "zeros, a grid, or both");
@@ -385,7 +390,7 @@ impl FromStr for Preset {
                 |text: &&str| !text.starts_with('+') && (*text == "0" || !text.starts_with('0'));
             let number = |text: Option<&str>| text.filter(is_plain)?.parse::<usize>().ok();
             if part == "sparse" {
-                once(preset.prune.is_none(), "`sparse` once")?;
+                once(preset.prune.is_none(), "with `sparse` once")?;
                 let mut pattern: Pattern = parts.next().unwrap_or("").parse()?;
                 let mut rest = parts.clone();
                 if let (Pattern::PerLayer(fraction), Some("per"), Some("output")) =
@@ -401,7 +406,7 @@ impl FromStr for Preset {
                 let Some(bits) = number(Some(bits)) else {
                     return invalid("preset", text, expected);
                 };
-                once(preset.quantize.is_none(), "one number of bits")?;
+                once(preset.quantize.is_none(), "with one number of bits")?;
                 if inputs == "8" {
                     preset = preset.with_8_bit_inputs();
                 }
@@ -413,11 +418,11 @@ impl FromStr for Preset {
             } else if let (Some(quantize), Some(group)) =
                 (&mut preset.quantize, number(part.strip_prefix('g')))
             {
-                once(quantize.group.is_none(), "one size of groups")?;
+                once(quantize.group.is_none(), "with one size of groups")?;
                 quantize.group = Some(group);
                 quantize.symmetric = chooses_symmetry && quantize.symmetric;
             } else if let (Some(quantize), "sym" | "asym") = (&mut preset.quantize, part) {
-                once(!chooses_symmetry, "`sym` or `asym` once")?;
+                once(!chooses_symmetry, "with `sym` or `asym` once")?;
                 chooses_symmetry = true;
                 quantize.symmetric = part == "sym";
             } else {

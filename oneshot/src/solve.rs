@@ -1,6 +1,10 @@
 //! One weight: its problem, its zeros, its codes.
 
-use burn_lean_layerwise::{Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, solve};
+use std::sync::OnceLock;
+
+use burn_lean_layerwise::{
+    Compensation, Gram, Keep, LayerProblem, LayerwiseError, Method, ProblemConfig, solve,
+};
 
 use crate::round::{Rounded, RoundingProblem, Zeros, group_size};
 use crate::{Grid, OneShotError, Pattern, Preset, PruneMethod, Quantize, Rounding, Target};
@@ -15,19 +19,20 @@ pub(crate) struct Solved {
     pub(crate) dead_inputs: usize,
 }
 
-/// Compresses a weight `dense`, `[outputs, inputs]`.
+/// Compresses a weight `dense`, `[outputs, inputs]`. `shared` is of layers with the same XᵀX.
 pub(crate) fn compress(
     gram: Gram,
     dense: &[f32],
     preset: &Preset,
     path: &str,
+    shared: Option<&OnceLock<Compensation>>,
 ) -> Result<Solved, OneShotError> {
     let of_path = |source| failed(path, source);
     let mut config = ProblemConfig::new();
     config.ridge = preset.ridge;
     let problem = LayerProblem::new(&gram, dense, &config).map_err(of_path)?;
     drop(gram);
-    let (values, grid) = solve_problem(&problem, dense, preset).map_err(of_path)?;
+    let (values, grid) = solve_problem(&problem, dense, preset, shared).map_err(of_path)?;
     Ok(Solved {
         objective: problem.error(&values).map_err(of_path)?,
         scale: problem.scale(),
@@ -76,6 +81,7 @@ pub(crate) fn compress_blindly(
             inputs,
             ridge: 0.0,
             quantize,
+            shared: None,
         };
         let rounded = rounded.round().map_err(of_path)?;
         values = rounded.values(inputs, quantize);
@@ -98,7 +104,7 @@ fn failed(path: &str, source: LayerwiseError) -> OneShotError {
     match source {
         LayerwiseError::DoesNotDivide { .. } => OneShotError::DoesNotFit {
             path: path.into(),
-            why: format!("{source}. Leave it out by `skip`, or take another pattern"),
+            why: format!("{source} (`skip`)"),
         },
         source => OneShotError::Layer {
             path: path.into(),
@@ -152,6 +158,7 @@ fn solve_problem(
     problem: &LayerProblem,
     dense: &[f32],
     preset: &Preset,
+    shared: Option<&OnceLock<Compensation>>,
 ) -> Result<(Vec<f32>, Option<Grid>), LayerwiseError> {
     let (outputs, inputs) = (problem.outputs(), problem.features());
     let mut kept = None;
@@ -205,6 +212,7 @@ fn solve_problem(
         inputs,
         ridge: problem.ridge(),
         quantize,
+        shared,
     }
     .round()?;
     let values = rounded.values(inputs, quantize);
@@ -240,6 +248,7 @@ pub(crate) fn nearest(
         inputs,
         ridge: 0.0,
         quantize: &quantize,
+        shared: None,
     }
     .round()?;
     Ok(rounded.values(inputs, &quantize))

@@ -174,10 +174,24 @@ impl State {
                 };
                 Err(failed(
                     &file,
-                    format!("this state is of {what}: choose another folder, or remove it"),
+                    format!(
+                        "this state is of {what}: choose another folder, or remove all of {}",
+                        folder.display()
+                    ),
                 ))
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                // Nothing says of which model and preset they are.
+                let entries = fs::read_dir(folder).map_err(|error| failed(folder, error))?;
+                let mut names = entries.flatten().map(|entry| entry.file_name());
+                if let Some(name) = names.find(|name| name.to_string_lossy().starts_with("block-"))
+                {
+                    return Err(failed(
+                        &folder.join(name),
+                        "this block is of a run whose manifest.json is gone: choose another folder, \
+                         or remove all of this one",
+                    ));
+                }
                 FILES.write(&file, &own)?;
                 Ok(Self {
                     folder: folder.into(),

@@ -1,5 +1,7 @@
 //! One block of a walk: what arrives is summed up, weights are solved for and put in place.
 
+use std::sync::OnceLock;
+
 use burn::tensor::{Tensor, TensorData};
 use burn_lean_graph::{Pass, Product, Tensors, Walk};
 
@@ -96,6 +98,12 @@ impl<O: Tensors> Work<'_, O> {
     }
 
     fn solve(&mut self, group: &Group, sums: Option<&Sums>) -> Result<(), OneShotError> {
+        // H, its ridge and the order of inputs are of XᵀX alone, the same for all layers of the group.
+        let parts = match group.layers.len() {
+            1 => 0,
+            _ => group.layers[0].product.groups,
+        };
+        let shared: Vec<OnceLock<_>> = (0..parts).map(|_| OnceLock::new()).collect();
         for (at, layer) in group.layers.iter().enumerate() {
             let product = &layer.product;
             let path = layer.path();
@@ -116,7 +124,8 @@ impl<O: Tensors> Work<'_, O> {
                 let solved = match sums {
                     Some(sums) => {
                         rows = sums.rows();
-                        compress(sums.of(group, at, part), own, self.preset, path)?
+                        let gram = sums.of(group, at, part);
+                        compress(gram, own, self.preset, path, shared.get(part))?
                     }
                     None => compress_blindly(own, product.inputs, self.preset, path)?,
                 };

@@ -115,7 +115,7 @@ fn configs_out_of_range_are_refused() {
             ridge,
             ..ProblemConfig::new()
         });
-        assert_matches!(error, LayerwiseError::Invalid { field: "ridge", .. });
+        assert_matches!(error, LayerwiseError::InvalidConfig { field: "ridge", .. });
     }
     let importance = |values: &[f64]| ProblemConfig {
         importance: Some(values.to_vec()),
@@ -124,7 +124,7 @@ fn configs_out_of_range_are_refused() {
     let error = refused(importance(&[1.0, 0.0]));
     assert_matches!(
         error,
-        LayerwiseError::Invalid {
+        LayerwiseError::InvalidConfig {
             field: "importance",
             ..
         }
@@ -141,7 +141,7 @@ fn configs_out_of_range_are_refused() {
     );
     assert_matches!(
         error,
-        Err(LayerwiseError::Invalid {
+        Err(LayerwiseError::InvalidConfig {
             field: "tolerance",
             ..
         })

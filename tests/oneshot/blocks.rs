@@ -6,6 +6,7 @@ use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
+use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::oneshot::{OneShot, Order, Preset, Target};
 
@@ -211,6 +212,38 @@ fn convolutions_of_one_image_each_see_their_own_patches() {
     }
 }
 
+/// Each image has more places than are unfolded at a time.
+#[test]
+fn large_images_of_one_batch_are_summed_up_as_each_in_its_own() {
+    let device = Device::flex();
+    let conv = |inputs: usize, outputs: usize| {
+        Conv2dConfig::new([inputs, outputs], [3, 3])
+            .with_bias(false)
+            .init(&device)
+    };
+    let kernels = vec![conv(2, 3), conv(3, 4)];
+    let model = with_numbers(Pyramid { kernels }, 7);
+    let x = tensor::<4>(5, [3, 2, 68, 68], &device) + 1.0;
+    let weights = |batches: Vec<Tensor<4>>| {
+        let done = OneShot::new(Preset::sparse(0.5)).compress(
+            model.clone(),
+            batches,
+            |model, x: Tensor<4>| {
+                let kernels = model.kernels.iter();
+                kernels.fold(x, |x, kernel| relu(kernel.forward(x)))
+            },
+        );
+        done.unwrap().weights
+    };
+    let whole = weights(vec![x.clone()]);
+    let images = (0..3).map(|at| x.clone().slice([at..at + 1]));
+    let images = weights(images.collect());
+    assert_eq!(whole.len(), 2);
+    for (whole, images) in whole.iter().zip(&images) {
+        near(&whole.values, &images.values);
+    }
+}
+
 /// Two layers of which the outputs are added up.
 #[derive(Module, Debug)]
 struct Sum {
@@ -238,6 +271,30 @@ fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
             .compress(layer.clone(), [x.clone()], |layer, x| layer.forward(x))
             .unwrap();
         near(&alone.weights[0].values, &together.values);
+    }
+}
+
+#[test]
+fn layers_that_read_the_same_are_rounded_as_each_alone() {
+    let device = Device::flex();
+    let linear = || LinearConfig::new(8, 6).init(&device);
+    let sum = Sum {
+        first: linear(),
+        second: linear(),
+    };
+    let sum = with_numbers(sum, 4);
+    let x = tensor::<2>(1, [40, 8], &device);
+    let preset = || Preset::w4a16(4).with_target(Target::OwnInputs);
+    let together = OneShot::new(preset())
+        .compress(sum.clone(), [x.clone()], |sum, x: Tensor<2>| {
+            sum.first.forward(x.clone()) + sum.second.forward(x)
+        })
+        .unwrap();
+    for (layer, together) in [&sum.first, &sum.second].into_iter().zip(&together.weights) {
+        let alone = OneShot::new(preset())
+            .compress(layer.clone(), [x.clone()], |layer, x| layer.forward(x))
+            .unwrap();
+        assert_eq!(alone.weights[0].values, together.values);
     }
 }
 

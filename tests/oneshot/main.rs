@@ -4,8 +4,6 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[path = "../../examples/llama_compress/check.rs"]
-mod check;
 #[path = "../../examples/llama_compress/checkpoint.rs"]
 #[allow(dead_code)]
 mod checkpoint;

@@ -133,7 +133,7 @@ fn what_is_no_preset_is_refused() {
     ] {
         let error = text.parse::<Preset>().unwrap_err();
         assert!(
-            matches!(error, OneShotError::Invalid { .. }),
+            matches!(error, OneShotError::InvalidConfig { .. }),
             "{text}: {error}"
         );
     }
@@ -142,7 +142,7 @@ fn what_is_no_preset_is_refused() {
 #[test]
 fn rounded_inputs_and_factors_need_what_fits_them() {
     let field = |preset: Preset| match preset.validate().unwrap_err() {
-        OneShotError::Invalid { field, .. } => field,
+        OneShotError::InvalidConfig { field, .. } => field,
         error => panic!("{error}"),
     };
     let with = |preset: Preset, bits| preset.with_activations(Some(Activations::new(bits)));

@@ -107,6 +107,11 @@ fn a_state_of_something_else_is_refused() {
     let error = oneshot.compress(small_llama(&device), one, |model, x| model.forward(x));
     let error = error.unwrap_err();
     assert_says!(error, "other calibration batches");
+
+    // Without what says whose they are, its blocks would be those of any other run.
+    std::fs::remove_file(folder.path().join("manifest.json")).unwrap();
+    let error = compress(&Preset::w4a16(16), Some(folder.path())).unwrap_err();
+    assert_says!(error, "manifest.json is gone");
 }
 
 /// All of them have the same parameters.

@@ -236,7 +236,7 @@ fn what_is_wrong_in_a_block_is_said_with_its_name() {
     let named = Preset::w4a16(4).with_blocks(Some(vec!["linear".into()]));
     assert_matches!(
         run(named, 32),
-        OneShotError::Invalid {
+        OneShotError::InvalidConfig {
             field: "blocks",
             ..
         }

@@ -9,6 +9,7 @@
 mod zeros;
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use burn_lean_layerwise::{Compensation, LayerwiseError};
 use faer::linalg::solvers::Solve;
@@ -56,6 +57,8 @@ pub(crate) struct RoundingProblem<'a> {
     pub(crate) inputs: usize,
     pub(crate) ridge: f64,
     pub(crate) quantize: &'a Quantize,
+    /// Where the compensation of all inputs is kept for other layers with the same H.
+    pub(crate) shared: Option<&'a OnceLock<Compensation>>,
 }
 
 impl Rounded {
@@ -88,7 +91,16 @@ impl RoundingProblem<'_> {
                 .iter_mut()
                 .partition(|row| d <= OWN_FACTOR && row.kept.contains(&false));
             if !shared.is_empty() {
-                self.pass(&self.compensation(0..d)?, shared);
+                let own = OnceLock::new();
+                let place = self.shared.unwrap_or(&own);
+                let of_all = match place.get() {
+                    Some(of_all) => of_all,
+                    None => {
+                        let of_all = self.compensation(0..d)?;
+                        place.get_or_init(|| of_all)
+                    }
+                };
+                self.pass(of_all, shared);
             }
             let own = own.into_par_iter();
             own.filter(|row| row.kept.contains(&true))
@@ -244,15 +256,17 @@ impl RoundingProblem<'_> {
         ranges: &mut [Range],
     ) {
         let (d, group) = (self.inputs, self.group());
-        let right = match sweeps {
-            0 => return,
-            _ => self.times(optimum),
-        };
+        if sweeps == 0 {
+            return;
+        }
+        let right = self.times(optimum);
+        let mut columns = self.columns(codes, ranges);
         for sweep in 0..sweeps {
-            let off: Vec<f64> = (0..d)
-                .map(|at| ranges[at / group].value(codes[at]) - optimum[at])
-                .collect();
-            let mut gradient = self.times(&off);
+            // H (q - w), from the products of the codes alone.
+            let mut gradient: Vec<f64> = right.iter().map(|right| -right).collect();
+            for (column, range) in columns.iter().zip(ranges.iter()) {
+                add(&mut gradient, f64::from(range.scale), column);
+            }
             let mut changed = false;
             for at in (0..d).filter(|at| kept[*at]) {
                 let range = &ranges[at / group];
@@ -267,42 +281,47 @@ impl RoundingProblem<'_> {
                 if gain <= 0.0 {
                     continue;
                 }
+                let steps = f64::from(code) - f64::from(codes[at]);
                 codes[at] = code;
                 changed = true;
-                let column = &self.hessian[at * d..(at + 1) * d];
-                gradient
-                    .iter_mut()
-                    .zip(column)
-                    .for_each(|(g, h)| *g += step * h);
+                let row = &self.hessian[at * d..(at + 1) * d];
+                add(&mut gradient, step, row);
+                add(&mut columns[at / group], steps, row);
             }
-            let rescaled = self.rescale(&right, kept, codes, ranges);
+            let rescaled = self.rescale(&right, &columns, codes, ranges);
             if !changed && (sweep > 0 || !rescaled) {
                 break;
             }
         }
     }
 
-    /// The best scales for the codes; whether there were better ones. `right` is H w.
-    fn rescale(&self, right: &[f64], kept: &[bool], codes: &[u8], ranges: &mut [Range]) -> bool {
+    /// H B, a column for each group, of the multiples of its scale. A zero's code is its range's zero.
+    fn columns(&self, codes: &[u8], ranges: &[Range]) -> Vec<Vec<f64>> {
         let (d, group) = (self.inputs, self.group());
-        let groups = ranges.len();
-        let multiple = |at: usize, ranges: &[Range]| match kept[at] {
-            true => f64::from(codes[at]) - f64::from(ranges[at / group].zero),
-            false => 0.0,
-        };
-        // H B, a column for each group.
-        let mut columns = vec![vec![0.0; d]; groups];
-        for at in 0..d {
-            let by = multiple(at, ranges);
+        let mut columns = vec![vec![0.0; d]; ranges.len()];
+        for (at, row) in self.hessian.chunks_exact(d).enumerate() {
+            let by = ranges[at / group].multiple(codes[at]);
             if by != 0.0 {
-                let row = &self.hessian[at * d..(at + 1) * d];
-                let sums = columns[at / group].iter_mut().zip(row);
-                sums.for_each(|(sum, h)| *sum += by * h);
+                add(&mut columns[at / group], by, row);
             }
         }
+        columns
+    }
+
+    /// The best scales for the codes; whether there were better ones. `right` is H w, `columns` H B.
+    fn rescale(
+        &self,
+        right: &[f64],
+        columns: &[Vec<f64>],
+        codes: &[u8],
+        ranges: &mut [Range],
+    ) -> bool {
+        let (d, group) = (self.inputs, self.group());
+        let groups = ranges.len();
         let within = |values: &[f64], of: usize| -> f64 {
             let places = of * group..d.min((of + 1) * group);
-            places.map(|at| multiple(at, ranges) * values[at]).sum()
+            let terms = places.map(|at| ranges[of].multiple(codes[at]) * values[at]);
+            terms.sum()
         };
         let mut system = Mat::from_fn(groups, groups, |i, j| within(&columns[j], i));
         let mut sides = Mat::from_fn(groups, 1, |i, _| within(right, i));
@@ -341,8 +360,13 @@ impl RoundingProblem<'_> {
     pub(crate) fn times(&self, vector: &[f64]) -> Vec<f64> {
         let mut sums = vec![0.0; self.inputs];
         for (v, row) in vector.iter().zip(self.hessian.chunks_exact(self.inputs)) {
-            sums.iter_mut().zip(row).for_each(|(sum, h)| *sum += h * v);
+            add(&mut sums, *v, row);
         }
         sums
     }
+}
+
+/// sums += by · row.
+fn add(sums: &mut [f64], by: f64, row: &[f64]) {
+    sums.iter_mut().zip(row).for_each(|(sum, h)| *sum += by * h);
 }
