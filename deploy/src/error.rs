@@ -6,7 +6,7 @@ use burn_lean_graph::GraphError;
 use burn_lean_quant::QuantError;
 
 /// Why a model could not be exported or run by the engine.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeployError {
     /// The forward pass could not be recorded.

@@ -2,6 +2,7 @@
 
 use crate::error::expect;
 use crate::layout::{WIDTH, in_panels, panels};
+use crate::shares::in_shares;
 use crate::simd::{Simd, Task, dispatch_narrow};
 use crate::{Epilogue, KernelError, Windows};
 
@@ -34,6 +35,42 @@ impl<T: Copy + Default> Depthwise<T> {
     pub fn bytes(&self) -> usize {
         self.panels.len() * WIDTH * size_of::<T>()
     }
+
+    /// All pixels; `columns` are those of the epilogue.
+    fn pixels<X, C, A, F>(
+        &self,
+        windows: &Windows<'_, X>,
+        columns: usize,
+        output: &mut [f32],
+        zero: C,
+        add: A,
+        finish: F,
+    ) where
+        T: Sync,
+        X: Copy + Sync,
+        C: Copy + Sync,
+        A: Fn(C, X, T) -> C + Copy + Sync,
+        F: Fn(usize, &[C; WIDTH]) -> [f32; WIDTH] + Copy + Sync,
+    {
+        let channels = windows.shape[2];
+        let [down, across] = windows.geometry.kernel;
+        assert_eq!(channels, self.channels, "the images have other channels");
+        assert_eq!(down * across, self.taps, "the windows have other taps");
+        assert_eq!(channels, columns, "the epilogue is of other channels");
+        let size = windows.batch * windows.output[0] * windows.output[1] * channels;
+        assert_eq!(output.len(), size, "the output has another size");
+        in_shares(output, channels, |first, output| {
+            dispatch_narrow(Convolve {
+                kernel: self,
+                windows,
+                first,
+                output,
+                zero,
+                add,
+                finish,
+            });
+        });
+    }
 }
 
 impl Depthwise<i8> {
@@ -45,15 +82,7 @@ impl Depthwise<i8> {
     pub fn convolve(&self, windows: &Windows<'_, i16>, epilogue: &Epilogue, output: &mut [f32]) {
         let finish = |panel: usize, sums: &[i32; WIDTH]| epilogue.of_codes(0, panel, sums);
         let add = |sum: i32, x: i16, weight: i8| sum + i32::from(x) * i32::from(weight);
-        dispatch_narrow(Convolve {
-            kernel: self,
-            windows,
-            columns: epilogue.columns(),
-            output,
-            zero: 0_i32,
-            add,
-            finish,
-        });
+        self.pixels(windows, epilogue.columns(), output, 0_i32, add, finish);
     }
 }
 
@@ -70,23 +99,15 @@ impl Depthwise<f32> {
             values
         };
         let add = |sum: f32, x: f32, weight: f32| sum + x * weight;
-        dispatch_narrow(Convolve {
-            kernel: self,
-            windows,
-            columns: epilogue.columns(),
-            output,
-            zero: 0.0_f32,
-            add,
-            finish,
-        });
+        self.pixels(windows, epilogue.columns(), output, 0.0_f32, add, finish);
     }
 }
 
 struct Convolve<'a, T, X, C, A, F> {
     kernel: &'a Depthwise<T>,
     windows: &'a Windows<'a, X>,
-    /// Of the epilogue.
-    columns: usize,
+    /// The first pixel of the output.
+    first: usize,
     output: &'a mut [f32],
     zero: C,
     add: A,
@@ -107,20 +128,8 @@ where
         let geometry = self.windows.geometry;
         let [rows, columns] = self.windows.output;
         let [down, across] = geometry.kernel;
-        assert_eq!(
-            channels, self.kernel.channels,
-            "the images have other channels"
-        );
-        assert_eq!(
-            down * across,
-            self.kernel.taps,
-            "the windows have other taps"
-        );
-        assert_eq!(channels, self.columns, "the epilogue is of other channels");
-        let size = self.windows.batch * rows * columns * channels;
-        assert_eq!(self.output.len(), size, "the output has another size");
-        let pixels = self.output.chunks_exact_mut(channels.max(1)).enumerate();
-        for (pixel, output) in pixels {
+        let pixels = self.output.chunks_exact_mut(channels.max(1));
+        for (pixel, output) in (self.first..).zip(pixels) {
             let image = pixel / (rows * columns);
             let (y, x) = (pixel / columns % rows, pixel % columns);
             for panel in 0..panels(channels) {

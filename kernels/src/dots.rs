@@ -11,11 +11,12 @@ use crate::Epilogue;
 use crate::drive::{Place, store};
 use crate::layout::{WIDTH, panels};
 use crate::rows::Left;
+use crate::shares::in_shares;
 use crate::simd::{Simd, Task, dispatch};
 
 /// Left numbers that are brought to bytes at once.
 const GATHERED: usize = 1 << 20;
-/// Rows of them, at least.
+/// Rows of them, at least, and of those that a thread brings to bytes at once.
 const ROWS: usize = 64;
 /// Sums that a thread takes.
 const SUMS: usize = 1 << 16;
@@ -72,15 +73,21 @@ impl Dots {
         let (rows, terms, columns) = (left.count(), left.terms(), self.packed.cols());
         place.check([rows, columns], epilogue, output);
         let piece = (GATHERED / terms.max(1)).clamp(ROWS, rows.max(ROWS));
-        let (mut scratch, mut bytes, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut bytes, mut sums) = (Vec::new(), Vec::new());
         let executor = Executor::default();
         for first in (0..rows).step_by(piece) {
             let count = piece.min(rows - first);
-            let zeros = to_bytes(
-                left.take(first, count, terms, &mut scratch),
-                terms,
-                &mut bytes,
-            );
+            bytes.resize(count * terms, 0);
+            let zeros = in_shares(&mut bytes, terms, |row, bytes| {
+                let (mut zeros, mut scratch) = (Vec::new(), Vec::new());
+                for (part, bytes) in bytes.chunks_mut(ROWS * terms).enumerate() {
+                    let from = first + row + part * ROWS;
+                    let codes = left.take(from, bytes.len() / terms, terms, &mut scratch);
+                    to_bytes(codes, terms, bytes, &mut zeros);
+                }
+                zeros
+            });
+            let zeros = zeros.concat();
             sums.resize(count * columns, 0);
             let rows = NdTensorView::from_data([count, terms], &bytes[..]);
             let done = executor.gemm(
@@ -113,11 +120,10 @@ impl Dots {
     }
 }
 
-/// Distances from the code of zero as codes, and the code of zero of each row.
-fn to_bytes(distances: &[i16], terms: usize, bytes: &mut Vec<u8>) -> Vec<u8> {
-    bytes.clear();
-    let rows = distances.chunks_exact(terms.max(1));
-    let zeros = rows.map(|row| {
+/// Distances from the code of zero as codes; adds the code of zero of each row.
+fn to_bytes(distances: &[i16], terms: usize, bytes: &mut [u8], zeros: &mut Vec<u8>) {
+    let rows = distances.chunks_exact(terms);
+    for (row, bytes) in rows.zip(bytes.chunks_exact_mut(terms)) {
         let (mut low, mut high) = (0, 0);
         for distance in row {
             low = low.min(*distance);
@@ -127,10 +133,11 @@ fn to_bytes(distances: &[i16], terms: usize, bytes: &mut Vec<u8>) -> Vec<u8> {
             i32::from(high) - i32::from(low) <= 255,
             "codes from {low} to {high} are of no grid of 8 bits"
         );
-        bytes.extend(row.iter().map(|distance| (distance - low) as u8));
-        low.unsigned_abs() as u8
-    });
-    zeros.collect()
+        for (byte, distance) in bytes.iter_mut().zip(row) {
+            *byte = (distance - low) as u8;
+        }
+        zeros.push(low.unsigned_abs() as u8);
+    }
 }
 
 /// What happens to the sums of some rows.

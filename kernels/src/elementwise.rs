@@ -1,6 +1,7 @@
-//! What comes between products.
+//! Activations, softmax, layer norm and transposition of F32 slices.
 
 use crate::epilogue::limit;
+use crate::shares::in_shares;
 use crate::simd::{Simd, Task, dispatch_narrow};
 
 /// Work on one number after the other.
@@ -213,27 +214,27 @@ fn lanes_sum(values: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
-/// Matrices `[batch, a, b]` turned to `[batch, b, a]`, in blocks that stay in the cache.
-pub fn turn(values: &[f32], batch: usize, a: usize, b: usize) -> Vec<f32> {
+/// Matrices `[batch, a, b]` as `[batch, b, a]`, in blocks that stay in the cache.
+pub fn transpose(values: &[f32], batch: usize, a: usize, b: usize) -> Vec<f32> {
     const BLOCK: usize = 16;
     assert_eq!(values.len(), batch * a * b, "the values have another shape");
-    let mut turned = vec![0.0; values.len()];
+    let mut transposed = vec![0.0; values.len()];
     if values.is_empty() {
-        return turned;
+        return transposed;
     }
-    let pairs = values
-        .chunks_exact(a * b)
-        .zip(turned.chunks_exact_mut(a * b));
-    for (from, to) in pairs {
-        for i in (0..a).step_by(BLOCK) {
-            for j in (0..b).step_by(BLOCK) {
-                for column in j..(j + BLOCK).min(b) {
-                    for row in i..(i + BLOCK).min(a) {
-                        to[column * a + row] = from[row * b + column];
+    in_shares(&mut transposed, a * b, |first, transposed| {
+        let from = values[first * a * b..].chunks_exact(a * b);
+        for (from, to) in from.zip(transposed.chunks_exact_mut(a * b)) {
+            for i in (0..a).step_by(BLOCK) {
+                for j in (0..b).step_by(BLOCK) {
+                    for column in j..(j + BLOCK).min(b) {
+                        for row in i..(i + BLOCK).min(a) {
+                            to[column * a + row] = from[row * b + column];
+                        }
                     }
                 }
             }
         }
-    }
-    turned
+    });
+    transposed
 }

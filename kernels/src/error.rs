@@ -15,7 +15,7 @@ pub enum KernelError {
         found: usize,
     },
     /// A code outside of the range of its bits.
-    #[error("the code {code} does not fit {bits} bits: codes of so many are signed")]
+    #[error("the code {code} does not fit {bits} signed bits: take 8 bits, or quantize to −8..7")]
     Code {
         /// The code.
         code: i32,

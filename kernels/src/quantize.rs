@@ -1,5 +1,8 @@
 //! Floats to codes.
 
+use rayon::prelude::*;
+
+use crate::shares::share;
 use crate::simd::{Simd, Task, dispatch};
 
 /// A grid of at most 8 bits, as distances from the code of zero.
@@ -72,7 +75,7 @@ impl Task for Quantize<'_> {
 /// The grid of 256 codes from min(x, 0) to max(x, 0) of the finite values, and its zero point, as ONNX's
 /// `DynamicQuantizeLinear` has it.
 pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
-    let [low, high] = range(values);
+    let [low, high] = finite_range(values);
     let scale = match (high - low) / 255.0 {
         scale if scale.is_finite() => scale,
         // The distance alone is beyond F32.
@@ -92,16 +95,29 @@ pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
 }
 
 /// `min(x, 0)` and `max(x, 0)` of the finite values.
-pub fn range(values: &[f32]) -> [f32; 2] {
-    let mut extremes = [0.0f32; 2];
-    dispatch(Extremes {
-        values,
-        extremes: &mut extremes,
-    });
+pub fn finite_range(values: &[f32]) -> [f32; 2] {
+    let share = share(values.len(), 16);
+    let mut extremes = match share < values.len() {
+        true => values
+            .par_chunks(share)
+            .map(extremes)
+            .reduce(|| [0.0; 2], |[a, b], [c, d]| [a.min(c), b.max(d)]),
+        false => extremes(values),
+    };
     if extremes.iter().any(|x| x.is_infinite()) {
         let finite = values.iter().filter(|x| x.is_finite());
         extremes = finite.fold([0.0; 2], |[low, high], x| [x.min(low), x.max(high)]);
     }
+    extremes
+}
+
+/// Of the values that are numbers.
+fn extremes(values: &[f32]) -> [f32; 2] {
+    let mut extremes = [0.0; 2];
+    dispatch(Extremes {
+        values,
+        extremes: &mut extremes,
+    });
     extremes
 }
 

@@ -368,3 +368,19 @@ fn what_does_not_fit_is_refused() {
         Err(KernelError::Length { .. })
     ));
 }
+
+#[test]
+fn threads_that_share_many_rows_find_the_same_sums() {
+    let [rows, terms, columns] = [700, 300, 130];
+    let left = codes(-100, 155, 1, rows * terms);
+    let right = bytes(-128, 127, 2, terms * columns);
+    let Some(matrix) = IntegerMatrix::for_many_rows(&right, terms, columns).unwrap() else {
+        return;
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build();
+    let mut output = vec![f32::NAN; rows * columns];
+    let left_rows = Rows::dense(&left, terms);
+    pool.unwrap()
+        .install(|| matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output));
+    assert!(output == product(&left, &right, [rows, terms, columns]));
+}

@@ -3,7 +3,7 @@
 use burn_lean_kernels::{
     Blocks, Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows,
     SparseMatrix, Storage, Windows, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh,
-    turn,
+    transpose,
 };
 
 fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -423,11 +423,11 @@ fn activations_are_those_of_the_standard_library() {
 }
 
 #[test]
-fn turning_there_and_back_is_nothing() {
+fn transposing_there_and_back_is_nothing() {
     let values = numbers(1, 2 * 19 * 35);
-    let back = turn(&values, 2, 19, 35);
+    let back = transpose(&values, 2, 19, 35);
     assert_eq!(back[1], values[35]);
-    assert_eq!(turn(&back, 2, 35, 19), values);
+    assert_eq!(transpose(&back, 2, 35, 19), values);
 }
 
 #[test]

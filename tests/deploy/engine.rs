@@ -390,6 +390,26 @@ fn a_model_without_parameters_is_run_by_burn_where_its_inputs_are() {
 }
 
 #[test]
+fn a_long_chain_of_operations_compiles_on_a_small_stack() {
+    const STEPS: usize = 20_000;
+    let compile_and_run = || {
+        let device = Device::flex();
+        let x = tensor::<2>(1, [2, 3], &device);
+        let step = |x: Tensor<2>, _| x.mul_scalar(0.9999_f32);
+        let forward = |_: &Nothing, x: Tensor<2>| (0..STEPS).fold(x, step);
+        let export = Export::record(&Nothing {}, &x, forward).unwrap();
+        let config = EngineConfig::new().with_backend(Some(Backend::Own));
+        let engine = config.compile(export).unwrap();
+        let number = |x: f32| (0..STEPS).fold(x, |x, _| x * 0.9999);
+        let expected: Vec<f32> = values(x.clone()).into_iter().map(number).collect();
+        assert_eq!(values(engine.run(&x).unwrap()), expected);
+    };
+    // That of threads that Rust and Tokio start.
+    let thread = std::thread::Builder::new().stack_size(2 << 20);
+    thread.spawn(compile_and_run).unwrap().join().unwrap();
+}
+
+#[test]
 fn threads_beyond_any_machine_are_refused_and_not_started() {
     let device = Device::flex();
     let model = LinearConfig::new(2, 2).init(&device);

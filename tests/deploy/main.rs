@@ -33,4 +33,5 @@ mod quantized;
 mod refuses;
 mod resident;
 mod small_integers;
+mod threads;
 mod twins;

@@ -101,8 +101,8 @@ pub enum FloatStorage {
 #[derive(Config, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Threads of the kernels here and of rten; 0 for those of the rayon pool that calls, which Burn's CPU
-    /// devices use, too. Another number does not change Burn's threads, and leaves Burn out of what is
-    /// measured. At most 1,024. Default: 0.
+    /// devices use, too, and as many of rten's, which engines share. With another number an engine has threads of its
+    /// own; it does not change Burn's, and leaves Burn out of what is measured. At most 1,024. Default: 0.
     #[config(default = 0)]
     pub threads: usize,
     /// In what quantized layers are computed. Default: what is faster.

@@ -1,6 +1,7 @@
 //! The threads of an engine: one pool for all ways that it tries, of each kind that it needs.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rten::ThreadPool;
 
@@ -9,13 +10,18 @@ use crate::DeployError;
 /// More are a mistake, and would all be started.
 const MOST_THREADS: usize = 1024;
 
+/// Those of engines that leave the number to the caller's pool, by number: each pool has as many threads as the
+/// machine, for any number of engines.
+static SHARED: Mutex<BTreeMap<usize, Weak<ThreadPool>>> = Mutex::new(BTreeMap::new());
+
 /// Each is started for the first way that needs it.
 #[derive(Debug)]
 pub(super) struct Pools {
     /// 0 for those of the caller's rayon pool.
     threads: usize,
     own: OnceLock<Arc<rayon::ThreadPool>>,
-    rten: OnceLock<Arc<ThreadPool>>,
+    /// For as long as a way has it. Not shared: engines that run at once have as many threads as they say, each.
+    rten: Mutex<Weak<ThreadPool>>,
 }
 
 impl Pools {
@@ -30,7 +36,7 @@ impl Pools {
         Ok(Self {
             threads,
             own: OnceLock::new(),
-            rten: OnceLock::new(),
+            rten: Mutex::default(),
         })
     }
 
@@ -47,13 +53,45 @@ impl Pools {
     }
 
     pub(super) fn rten(&self) -> Arc<ThreadPool> {
-        let start = || {
-            let threads = match self.threads {
-                0 => rayon::current_num_threads(),
-                threads => threads,
-            };
-            Arc::new(ThreadPool::with_num_threads(threads))
-        };
-        self.rten.get_or_init(start).clone()
+        match self.threads {
+            0 => {
+                let threads = rayon::current_num_threads();
+                started(lock(&SHARED).entry(threads).or_default(), threads)
+            }
+            threads => started(&mut lock(&self.rten), threads),
+        }
+    }
+}
+
+/// The pool, started where nothing holds it any more.
+fn started(pool: &mut Weak<ThreadPool>, threads: usize) -> Arc<ThreadPool> {
+    pool.upgrade().unwrap_or_else(|| {
+        let started = Arc::new(ThreadPool::with_num_threads(threads));
+        *pool = Arc::downgrade(&started);
+        started
+    })
+}
+
+fn lock<T>(pool: &Mutex<T>) -> MutexGuard<'_, T> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_share_the_threads_of_rten_unless_they_say_how_many() {
+        let [one, other] = [0, 0].map(|threads| Pools::new(threads).unwrap().rten());
+        assert!(Arc::ptr_eq(&one, &other));
+        let [one, other] = [2, 2].map(|threads| Pools::new(threads).unwrap());
+        let pool = one.rten();
+        assert!(Arc::ptr_eq(&pool, &one.rten()));
+        assert!(!Arc::ptr_eq(&pool, &other.rten()));
+        // Threads that no way runs on end.
+        let left = Arc::downgrade(&pool);
+        drop(pool);
+        assert!(left.upgrade().is_none());
+        assert_eq!(one.rten().run(rayon::current_num_threads), 2);
     }
 }

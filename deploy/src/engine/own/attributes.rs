@@ -50,6 +50,15 @@ impl<'a> Constants<'a> {
         })
     }
 
+    /// The number in a constant that is a list of one.
+    pub(super) fn list_of_one(&self, name: &str) -> Option<i32> {
+        let is_list = self.get(name)?.shape == [1];
+        match self.ints(name)?[..] {
+            [number] if is_list => i32::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
     pub(super) fn bytes(&self, name: &str) -> Option<Vec<i8>> {
         let constant = self.get(name)?;
         (constant.element == ElementType::I8)

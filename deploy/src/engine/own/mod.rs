@@ -1,11 +1,11 @@
 //! Runs an exported model with the products of `burn-lean-kernels`.
 //!
-//! Operations that are products, or that come between products, are computed here; runs of others are
-//! models of their own, which rten computes.
+//! Products and operations on floats are computed here; runs of others are models of their own, which rten
+//! computes.
 
 mod attributes;
-mod between;
 mod convolution;
+mod float_operation;
 mod linear;
 mod plan;
 mod ranging;
@@ -22,8 +22,8 @@ use super::pools::Pools;
 use super::program::Program;
 use super::report::SparseLayer;
 use crate::{DeployError, OnnxModel};
-use between::Between;
 use convolution::Convolution;
+use float_operation::FloatOperation;
 use linear::Linear;
 use ranging::Ranging;
 use repeat::Repeat;
@@ -75,7 +75,7 @@ enum Operation {
     Round(Ranging),
     Linear(Linear),
     Convolution(Convolution),
-    Between(Arc<Between>),
+    Float(Arc<FloatOperation>),
     Foreign(Box<Program>),
     Repeat(Box<Repeat>),
     /// A part of floats along an axis, from one number that is computed to another.
@@ -203,7 +203,7 @@ impl Operation {
             }
             Self::Linear(linear) => Value::floats_of(linear.run(take(&mut given)?)?),
             Self::Convolution(convolution) => Value::floats_of(convolution.run(take(&mut given)?)?),
-            Self::Between(between) => Value::floats_of(between.run(given)?),
+            Self::Float(operation) => Value::floats_of(operation.run(given)?),
         };
         Ok(vec![value])
     }

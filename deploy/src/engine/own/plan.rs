@@ -1,7 +1,8 @@
 //! From a model's nodes to steps: what follows a product becomes part of it, weights are packed.
 
-mod between;
 mod codes;
+mod float_operation;
+mod kinds;
 mod products;
 mod repeat;
 mod tail;
@@ -12,8 +13,8 @@ use std::sync::Arc;
 use burn_lean_kernels::KernelError;
 
 use super::attributes::Constants;
-use super::between::Between;
 use super::convolution::Kernel;
+use super::float_operation::FloatOperation;
 use super::linear::{Ends, Matrix};
 use super::ranging::Ranging;
 use super::{Keep, Operation, Program, Runner, Step};
@@ -22,12 +23,15 @@ use crate::engine::report::SparseLayer;
 use crate::onnx::ENGINE;
 use crate::{DeployError, OnnxModel, OnnxNode};
 use codes::{is_product_of_codes, on_the_fly};
+use kinds::Kinds;
 
 pub(super) fn plan(model: &OnnxModel, keep: Keep, pools: &Pools) -> Result<Runner, DeployError> {
+    let constants = Constants::of(model);
     let mut planner = Planner {
         model,
         keep,
-        constants: Constants::of(model),
+        kinds: Kinds::of(model, &constants),
+        constants,
         readers: HashMap::new(),
         makers: HashMap::new(),
         slots: HashMap::new(),
@@ -36,7 +40,7 @@ pub(super) fn plan(model: &OnnxModel, keep: Keep, pools: &Pools) -> Result<Runne
         packed: HashMap::new(),
         kernels: HashMap::new(),
         ends: Shared::default(),
-        between: Shared::default(),
+        float_operations: Shared::default(),
         others: Vec::new(),
         pools,
         resident_bytes: 0,
@@ -60,6 +64,7 @@ struct Planner<'a> {
     model: &'a OnnxModel,
     keep: Keep,
     constants: Constants<'a>,
+    kinds: Kinds<'a>,
     readers: HashMap<&'a str, Vec<usize>>,
     makers: HashMap<&'a str, usize>,
     slots: HashMap<&'a str, usize>,
@@ -72,7 +77,7 @@ struct Planner<'a> {
     /// By the weight that they follow.
     ends: Shared<Ends>,
     /// By operator and operands.
-    between: Shared<Between>,
+    float_operations: Shared<FloatOperation>,
     /// Nodes for rten, not yet a step.
     others: Vec<usize>,
     pools: &'a Pools,
@@ -241,7 +246,7 @@ impl<'a> Planner<'a> {
         };
         let (x, out) = (x.as_str(), out.as_str());
         let of_codes = is_product_of_codes(node);
-        if !of_codes && self.is_integer(x) {
+        if !of_codes && self.kinds.is_integer(x) {
             return Ok(None);
         }
         let product = match node.operator {
@@ -295,19 +300,19 @@ impl<'a> Planner<'a> {
         {
             return Ok(None);
         }
-        let Some((between, operands)) = self.between(node) else {
+        let Some((operation, operands)) = self.float_operation(node) else {
             return Ok(None);
         };
-        let bytes = between.bytes();
+        let bytes = operation.bytes();
         let constants = node.inputs.iter();
         let constants = constants.filter(|name| self.constants.get(name).is_some());
         let constants: Vec<&str> = constants.map(String::as_str).collect();
         let key = format!("{} {}", node.operator, constants.join(" "));
-        let (between, is_new) = self.between.once(&key, between);
+        let (operation, is_new) = self.float_operations.once(&key, operation);
         if is_new {
             self.resident_bytes += bytes;
         }
-        Ok(Some((Operation::Between(between), operands, out)))
+        Ok(Some((Operation::Float(operation), operands, out)))
     }
 
     /// The one node that reads a value, which is no result.

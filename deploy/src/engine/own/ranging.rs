@@ -1,6 +1,6 @@
 //! Grids of activations.
 
-use burn_lean_kernels::{CodeGrid, dynamic_grid, range};
+use burn_lean_kernels::{CodeGrid, dynamic_grid, finite_range};
 use burn_lean_quant::Mapping;
 
 use crate::DynamicGrid;
@@ -29,7 +29,7 @@ impl Ranging {
         match self {
             Self::Known(grid) => grid,
             Self::OnTheFly(grid) if grid.is_of_onnx() => dynamic_grid(values).0,
-            Self::OnTheFly(grid) => of_range(grid, range(values)),
+            Self::OnTheFly(grid) => of_range(grid, finite_range(values)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_lean_kernels::turn;
+use burn_lean_kernels::{in_shares, transpose};
 use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
@@ -49,25 +49,33 @@ impl Codes {
     pub(super) fn of(x: &Floats, ranging: Ranging) -> Self {
         let mut codes = vec![0; x.data.len()];
         let row = x.shape.last().copied().unwrap_or(1).max(1);
-        let mut are_finite = true;
-        let scale = match ranging.is_per_row() {
+        let (scale, are_finite) = match ranging.is_per_row() {
             true => {
-                let rows = x.data.chunks(row).zip(codes.chunks_mut(row));
-                let scales = rows.map(|(row, codes)| {
-                    let grid = ranging.grid(row);
-                    are_finite &= grid.quantize(row, codes);
-                    grid.scale
+                let shares = in_shares(&mut codes, row, |first, codes| {
+                    let values = &x.data[first * row..][..codes.len()];
+                    let mut are_finite = true;
+                    let rows = values.chunks(row).zip(codes.chunks_mut(row));
+                    let scales = rows.map(|(row, codes)| {
+                        let grid = ranging.grid(row);
+                        are_finite &= grid.quantize(row, codes);
+                        grid.scale
+                    });
+                    let scales: Vec<f32> = scales.collect();
+                    (scales, are_finite)
                 });
-                Scale::OfRows(scales.collect())
+                let (scales, are_finite): (Vec<_>, Vec<_>) = shares.into_iter().unzip();
+                (Scale::OfRows(scales.concat()), are_finite)
             }
             false => {
                 let grid = ranging.grid(&x.data);
-                are_finite = grid.quantize(&x.data, &mut codes);
-                Scale::OfAll(grid.scale)
+                let are_finite = in_shares(&mut codes, 1, |first, codes| {
+                    grid.quantize(&x.data[first..][..codes.len()], codes)
+                });
+                (Scale::OfAll(grid.scale), are_finite)
             }
         };
         let mut broken = Vec::new();
-        if !are_finite {
+        if are_finite.contains(&false) {
             let [_, channels, inner] = extents(&x.shape);
             let part = match x.last {
                 true => channels * inner,
@@ -182,7 +190,7 @@ pub(super) fn ordered(x: Arc<Floats>) -> Arc<Floats> {
         x.last = false;
         return Arc::new(x);
     }
-    let data = turn(&x.data, batch, inner, channels);
+    let data = transpose(&x.data, batch, inner, channels);
     Arc::new(Floats::new(x.shape.clone(), data))
 }
 
@@ -199,7 +207,7 @@ pub(super) fn channels_last(x: Arc<Floats>) -> Arc<Floats> {
     }
     Arc::new(Floats {
         shape: x.shape.clone(),
-        data: turn(&x.data, batch, channels, inner),
+        data: transpose(&x.data, batch, channels, inner),
         last: true,
     })
 }

@@ -3,9 +3,9 @@
 use burn_lean_kernels::CodeGrid;
 
 use super::Planner;
-use crate::engine::own::attributes::{int, ints};
+use crate::engine::own::attributes::ints;
 use crate::engine::own::ranging::Ranging;
-use crate::onnx::{Attribute, ENGINE};
+use crate::onnx::ENGINE;
 use crate::{DynamicGrid, ElementType, OnnxNode};
 
 /// Whether a node multiplies codes by codes.
@@ -105,37 +105,5 @@ impl<'a> Planner<'a> {
             })
         };
         node.inputs.iter().any(dynamic)
-    }
-
-    /// Whether a value is known not to be of floats: it is left to rten.
-    pub(super) fn is_integer(&self, name: &str) -> bool {
-        use crate::ElementType::F32;
-        if let Some(constant) = self.constants.get(name) {
-            return constant.element != F32;
-        }
-        if let Some(info) = self.model.inputs.iter().find(|info| info.name == name) {
-            return info.element != F32;
-        }
-        let Some(node) = self.makers.get(name).map(|at| &self.model.nodes[*at]) else {
-            return false;
-        };
-        if let Some(body) = node.body() {
-            // The first of the body says whether there is another step.
-            let place = node.outputs.iter().position(|one| one == name);
-            let info = place.and_then(|place| body.outputs.get(1 + place));
-            return info.is_some_and(|info| info.element != F32);
-        }
-        match node.operator {
-            "Shape" | "ArgMax" | "ArgMin" | "Equal" | "Greater" | "GreaterOrEqual" | "Less"
-            | "LessOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN" | "IsInf" => true,
-            "Cast" => int(node, "to") != Some(F32 as i64),
-            "TopK" => node.outputs.get(1).is_some_and(|indices| indices == name),
-            "ConstantOfShape" => node
-                .attributes
-                .iter()
-                .any(|attribute| matches!(attribute, Attribute::Element(_, of, _) if *of != F32)),
-            "Where" => node.inputs.get(1).is_some_and(|x| self.is_integer(x)),
-            _ => node.inputs.first().is_some_and(|x| self.is_integer(x)),
-        }
     }
 }

@@ -11,7 +11,7 @@ use crate::engine::own::attributes::{geometry, int};
 use crate::engine::own::convolution::{Convolution, Kernel};
 use crate::engine::own::linear::{Linear, Matrix, Undecided};
 use crate::engine::report::{SparseLayer, SparseOutcome};
-use crate::{DeployError, OnnxNode};
+use crate::{DeployError, Initializer, OnnxNode};
 
 /// Columns from which on a matrix may be packed for many rows.
 const WIDE: usize = 128;
@@ -66,50 +66,8 @@ impl<'a> Planner<'a> {
         let matrix = match self.packed.get(&key) {
             Some(known) => known.clone(),
             None => {
-                let matrix = match node.operator {
-                    "MatMulInteger" => {
-                        let Some(codes) = self.constants.bytes(&weight.name) else {
-                            return Ok(None);
-                        };
-                        let matrix = self.integers(&codes, rows, columns);
-                        Matrix::Codes(Arc::new(matrix.map_err(refused)?))
-                    }
-                    "MatMulNBits" | "MatMulIntegerBlocks" => {
-                        let Some(found) = self.blocks(node, rows, columns) else {
-                            return Ok(None);
-                        };
-                        let (codes, bits, size) = (&found.codes, found.bits, [rows, columns]);
-                        let mut blocks = Blocks::new(found.block, &found.scales);
-                        if let Some(offsets) = &found.offsets {
-                            blocks = blocks.with_offsets(offsets);
-                        }
-                        if sums == Sums::Steps {
-                            let matrix = IntegerMatrix::in_blocks(codes, size, bits, blocks);
-                            Matrix::Codes(Arc::new(matrix.map_err(refused)?))
-                        } else {
-                            let matrix = FloatMatrix::of_codes(codes, size, bits, blocks);
-                            Matrix::Floats(Arc::new(matrix.map_err(refused)?))
-                        }
-                    }
-                    _ => {
-                        let Some(values) = self.constants.floats(&weight.name) else {
-                            return Ok(None);
-                        };
-                        let zeros = values.iter().filter(|value| **value == 0.0).count();
-                        if self.keep.sparse && 2 * zeros >= values.len() {
-                            let sparse = SparseMatrix::new(&values, rows, columns);
-                            let dense = FloatMatrix::new(&values, rows, columns, self.keep.floats);
-                            Matrix::Undecided(Arc::new(Undecided {
-                                name: weight.name.clone(),
-                                path: weight.path.clone(),
-                                sparse: Arc::new(sparse.map_err(refused)?),
-                                dense: Arc::new(dense.map_err(refused)?),
-                            }))
-                        } else {
-                            let matrix = FloatMatrix::new(&values, rows, columns, self.keep.floats);
-                            Matrix::Floats(Arc::new(matrix.map_err(refused)?))
-                        }
-                    }
+                let Some(matrix) = self.pack(node, weight, [rows, columns], sums)? else {
+                    return Ok(None);
                 };
                 self.resident_bytes += matrix.bytes();
                 self.packed.insert(key, matrix.clone());
@@ -123,6 +81,59 @@ impl<'a> Planner<'a> {
             rank: axes,
         };
         Ok(Some((Operation::Linear(linear), tail)))
+    }
+
+    /// A weight in the form in which it is multiplied; `None` for one that is left to rten.
+    fn pack(
+        &mut self,
+        node: &OnnxNode,
+        weight: &Initializer,
+        [rows, columns]: [usize; 2],
+        sums: Sums,
+    ) -> Result<Option<Matrix>, DeployError> {
+        match node.operator {
+            "MatMulInteger" => {
+                let Some(codes) = self.constants.bytes(&weight.name) else {
+                    return Ok(None);
+                };
+                let matrix = self.integers(&codes, rows, columns).map_err(refused)?;
+                Ok(Some(Matrix::Codes(Arc::new(matrix))))
+            }
+            "MatMulNBits" | "MatMulIntegerBlocks" => {
+                let Some(found) = self.blocks(node, rows, columns) else {
+                    return Ok(None);
+                };
+                let (codes, bits, size) = (&found.codes, found.bits, [rows, columns]);
+                let mut blocks = Blocks::new(found.block, &found.scales);
+                if let Some(offsets) = &found.offsets {
+                    blocks = blocks.with_offsets(offsets);
+                }
+                if sums == Sums::Steps {
+                    let matrix = IntegerMatrix::in_blocks(codes, size, bits, blocks);
+                    return Ok(Some(Matrix::Codes(Arc::new(matrix.map_err(refused)?))));
+                }
+                let matrix = FloatMatrix::of_codes(codes, size, bits, blocks);
+                Ok(Some(Matrix::Floats(Arc::new(matrix.map_err(refused)?))))
+            }
+            _ => {
+                let Some(values) = self.constants.floats(&weight.name) else {
+                    return Ok(None);
+                };
+                let dense = FloatMatrix::new(&values, rows, columns, self.keep.floats);
+                let dense = Arc::new(dense.map_err(refused)?);
+                let zeros = values.iter().filter(|value| **value == 0.0).count();
+                if !self.keep.sparse || 2 * zeros < values.len() {
+                    return Ok(Some(Matrix::Floats(dense)));
+                }
+                let sparse = SparseMatrix::new(&values, rows, columns);
+                Ok(Some(Matrix::Undecided(Arc::new(Undecided {
+                    name: weight.name.clone(),
+                    path: weight.path.clone(),
+                    sparse: Arc::new(sparse.map_err(refused)?),
+                    dense,
+                }))))
+            }
+        }
     }
 
     fn integers(

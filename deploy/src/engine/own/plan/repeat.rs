@@ -20,7 +20,7 @@ impl<'a> Planner<'a> {
             if !seen.insert(name) {
                 continue;
             }
-            let maker = self.makers.get(name).filter(|_| self.is_fixed(name));
+            let maker = self.makers.get(name).filter(|_| self.kinds.is_fixed(name));
             match (self.constants.get(name), maker) {
                 (Some(constant), _) => initializers.push(constant.clone()),
                 (None, Some(maker)) => {
@@ -35,7 +35,7 @@ impl<'a> Planner<'a> {
         let mut nodes: Vec<OnnxNode> = fixed.chain(&body.nodes).cloned().collect();
         let infos = captured.iter().map(|name| ValueInfo {
             name: (*name).into(),
-            element: match self.is_integer(name) {
+            element: match self.kinds.is_integer(name) {
                 true => ElementType::I64,
                 false => ElementType::F32,
             },
@@ -115,11 +115,13 @@ impl<'a> Planner<'a> {
         if let [x, other] = &node.inputs[..]
             && is_computed(x)
         {
-            let number = || self.list_of_one(other);
+            let number = || self.constants.list_of_one(other);
             // Of the number of the step, whose results are lists of one.
-            let is_step = self.is_step_number(x);
+            let is_step = self.kinds.is_step_number(x);
             let operation = match node.operator {
-                "Reshape" if is_computed(other) && !self.is_integer(x) && !self.is_of_codes(x) => {
+                "Reshape"
+                    if is_computed(other) && !self.kinds.is_integer(x) && !self.is_of_codes(x) =>
+                {
                     Operation::Reshaped(int(node, "allowzero") == Some(1))
                 }
                 "Reshape" if is_step && number() == Some(1) => {
@@ -134,7 +136,7 @@ impl<'a> Planner<'a> {
         let [x, start, end, axes, steps @ ..] = &node.inputs[..] else {
             return None;
         };
-        if node.operator != "Slice" || !is_computed(x) || self.is_integer(x) {
+        if node.operator != "Slice" || !is_computed(x) || self.kinds.is_integer(x) {
             return None;
         }
         let [axis] = self.constants.ints(axes)?[..] else {
@@ -157,39 +159,6 @@ impl<'a> Planner<'a> {
 
     fn maker(&self, name: &str) -> Option<&'a OnnxNode> {
         self.makers.get(name).map(|at| &self.model.nodes[*at])
-    }
-
-    /// The number in a constant that is a list of one.
-    fn list_of_one(&self, name: &str) -> Option<i32> {
-        let is_list = self.constants.get(name)?.shape == [1];
-        match self.constants.ints(name)?[..] {
-            [number] if is_list => i32::try_from(number).ok(),
-            _ => None,
-        }
-    }
-
-    /// Whether a value is the number of a loop's step, or one that follows from it and constants.
-    fn is_step_number(&self, name: &str) -> bool {
-        let is_given = self.model.inputs.first().is_some_and(|info| {
-            info.name == name && info.element == ElementType::I64 && info.shape.is_empty()
-        });
-        is_given
-            || self.maker(name).is_some_and(|node| {
-                let by = ["Reshape", "Mul", "Add"].contains(&node.operator);
-                let [x, other] = &node.inputs[..] else {
-                    return false;
-                };
-                by && self.list_of_one(other).is_some() && self.is_step_number(x)
-            })
-    }
-
-    /// Whether a value is a constant, or follows from constants alone.
-    fn is_fixed(&self, name: &str) -> bool {
-        self.constants.get(name).is_some()
-            || self.maker(name).is_some_and(|node| {
-                let mut reads = node.reads().into_iter();
-                reads.all(|name| name.is_empty() || self.is_fixed(name))
-            })
     }
 }
 

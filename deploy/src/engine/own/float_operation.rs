@@ -1,8 +1,11 @@
-//! What comes between products.
+//! Operations on floats that are no product with a packed weight: activations, norms, pooling, reshapes, products of
+//! two activations.
 
 use std::sync::Arc;
 
-use burn_lean_kernels::{Epilogue, FloatMatrix, Rows, Storage, add, clamp, gelu, sigmoid, tanh};
+use burn_lean_kernels::{
+    Epilogue, FloatMatrix, Rows, Storage, add, clamp, gelu, in_shares, sigmoid, tanh,
+};
 
 use super::value::{Floats, Value, extents, ordered};
 use super::{failed, own, take};
@@ -10,7 +13,7 @@ use crate::DeployError;
 
 /// An operation on floats.
 #[derive(Debug, PartialEq)]
-pub(super) enum Between {
+pub(super) enum FloatOperation {
     Clamp(f32, f32),
     Sigmoid,
     Tanh,
@@ -82,7 +85,7 @@ impl Arithmetic {
     }
 }
 
-impl Between {
+impl FloatOperation {
     /// Bytes of its constants.
     pub(super) fn bytes(&self) -> usize {
         4 * match self {
@@ -143,9 +146,9 @@ impl Between {
     }
 }
 
-fn changed(x: Arc<Floats>, change: impl FnOnce(&mut [f32])) -> Floats {
+fn changed(x: Arc<Floats>, change: impl Fn(&mut [f32]) + Sync) -> Floats {
     let mut x = own(x);
-    change(&mut x.data);
+    in_shares(&mut x.data, 1, |_, data| change(data));
     x
 }
 
@@ -156,19 +159,22 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
             false => (ordered(a), ordered(b)),
         };
         let mut a = own(a);
-        match kind {
-            Arithmetic::Add => add(&mut a.data, &b.data),
-            _ => kind.in_place(&mut a.data, b.data.iter().copied()),
-        }
+        in_shares(&mut a.data, 1, |first, a| {
+            let b = &b.data[first..][..a.len()];
+            match kind {
+                Arithmetic::Add => add(a, b),
+                _ => kind.in_place(a, b.iter().copied()),
+            }
+        });
         return Ok(a);
     }
     if let [number] = b.data[..]
         && b.shape.len() <= a.shape.len()
     {
-        let mut a = own(a);
-        let count = a.data.len();
-        kind.in_place(&mut a.data, std::iter::repeat_n(number, count));
-        return Ok(a);
+        return Ok(changed(a, |data| {
+            let count = data.len();
+            kind.in_place(data, std::iter::repeat_n(number, count));
+        }));
     }
     if is_gate(&a.shape, &b.shape) {
         let (mut a, b) = (own(a), ordered(b));
@@ -178,9 +184,12 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
     let (a, b) = (ordered(a), ordered(b));
     if a.shape.ends_with(&b.shape) && !b.data.is_empty() {
         let mut a = own(a);
-        for line in a.data.chunks_exact_mut(b.data.len()) {
-            kind.in_place(line, b.data.iter().copied());
-        }
+        let size = b.data.len();
+        in_shares(&mut a.data, size, |_, a| {
+            for line in a.chunks_exact_mut(size) {
+                kind.in_place(line, b.data.iter().copied());
+            }
+        });
         return Ok(a);
     }
     broadcast(kind, &a, &b)
@@ -198,17 +207,21 @@ fn is_gate(of: &[usize], gate: &[usize]) -> bool {
 fn gated(kind: Arithmetic, x: &mut Floats, gate: &[f32]) {
     let [_, channels, inner] = extents(&x.shape);
     if !x.last {
-        for (line, gate) in x.data.chunks_exact_mut(inner).zip(gate) {
-            kind.in_place(line, std::iter::repeat_n(*gate, inner));
-        }
+        in_shares(&mut x.data, inner, |first, data| {
+            for (line, gate) in data.chunks_exact_mut(inner).zip(&gate[first..]) {
+                kind.in_place(line, std::iter::repeat_n(*gate, inner));
+            }
+        });
         return;
     }
-    let examples = x.data.chunks_exact_mut(channels * inner);
-    for (example, gates) in examples.zip(gate.chunks_exact(channels)) {
-        for line in example.chunks_exact_mut(channels) {
-            kind.in_place(line, gates.iter().copied());
+    in_shares(&mut x.data, channels * inner, |first, data| {
+        let gates = gate[first * channels..].chunks_exact(channels);
+        for (example, gates) in data.chunks_exact_mut(channels * inner).zip(gates) {
+            for line in example.chunks_exact_mut(channels) {
+                kind.in_place(line, gates.iter().copied());
+            }
         }
-    }
+    });
 }
 
 fn broadcast(kind: Arithmetic, a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
@@ -276,16 +289,20 @@ fn affine(mut x: Floats, gain: &[f32], shift: &[f32]) -> Result<Floats, DeployEr
         )));
     }
     if x.last || inner == 1 {
-        for line in x.data.chunks_exact_mut(channels.max(1)) {
-            for ((x, gain), shift) in line.iter_mut().zip(gain).zip(shift) {
-                *x = *x * gain + shift;
+        in_shares(&mut x.data, channels, |_, data| {
+            for line in data.chunks_exact_mut(channels.max(1)) {
+                for ((x, gain), shift) in line.iter_mut().zip(gain).zip(shift) {
+                    *x = *x * gain + shift;
+                }
             }
-        }
+        });
     } else {
-        for (index, line) in x.data.chunks_exact_mut(inner.max(1)).enumerate() {
-            let (gain, shift) = (gain[index % channels], shift[index % channels]);
-            line.iter_mut().for_each(|x| *x = *x * gain + shift);
-        }
+        in_shares(&mut x.data, inner, |first, data| {
+            for (index, line) in (first..).zip(data.chunks_exact_mut(inner.max(1))) {
+                let (gain, shift) = (gain[index % channels], shift[index % channels]);
+                line.iter_mut().for_each(|x| *x = *x * gain + shift);
+            }
+        });
     }
     Ok(x)
 }
@@ -322,28 +339,40 @@ fn transposed(x: &Floats, axes: &[usize]) -> Result<Floats, DeployError> {
     let step = |axis: usize| x.shape[axis + 1..].iter().product::<usize>();
     let shape: Vec<usize> = axes.iter().map(|axis| x.shape[*axis]).collect();
     let steps: Vec<usize> = axes.iter().map(|axis| step(*axis)).collect();
-    let mut data = Vec::with_capacity(x.data.len());
     let (inner, by) = match (shape.last(), steps.last()) {
         (Some(inner), Some(by)) if !x.data.is_empty() => (*inner, *by),
         _ => return Ok(Floats { shape, ..x.clone() }),
     };
-    let mut at = vec![0; rank - 1];
-    let mut from = 0;
-    for _ in 0..x.data.len() / inner {
-        match by {
-            1 => data.extend_from_slice(&x.data[from..from + inner]),
-            _ => data.extend(x.data[from..].iter().step_by(by).take(inner)),
-        }
+    let mut data = vec![0.0; x.data.len()];
+    in_shares(&mut data, inner, |first, data| {
+        let mut at = vec![0; rank - 1];
+        let (mut from, mut left) = (0, first);
         for axis in (0..rank - 1).rev() {
-            at[axis] += 1;
-            from += steps[axis];
-            if at[axis] < shape[axis] {
-                break;
-            }
-            from -= at[axis] * steps[axis];
-            at[axis] = 0;
+            at[axis] = left % shape[axis];
+            from += at[axis] * steps[axis];
+            left /= shape[axis];
         }
-    }
+        for line in data.chunks_exact_mut(inner) {
+            match by {
+                1 => line.copy_from_slice(&x.data[from..from + inner]),
+                _ => {
+                    let numbers = x.data[from..].iter().step_by(by);
+                    line.iter_mut()
+                        .zip(numbers)
+                        .for_each(|(to, from)| *to = *from);
+                }
+            }
+            for axis in (0..rank - 1).rev() {
+                at[axis] += 1;
+                from += steps[axis];
+                if at[axis] < shape[axis] {
+                    break;
+                }
+                from -= at[axis] * steps[axis];
+                at[axis] = 0;
+            }
+        }
+    });
     Ok(Floats::new(shape, data))
 }
 
@@ -362,27 +391,34 @@ fn matmul(a: &Floats, b: &Floats) -> Result<Floats, DeployError> {
     let mut data = vec![0.0; pairs.len() * rows * columns];
     if terms > 0 && !data.is_empty() {
         let ends = Epilogue::new(columns);
-        let mut packed: Option<(usize, FloatMatrix)> = None;
-        for ((i, j), output) in pairs.into_iter().zip(data.chunks_exact_mut(rows * columns)) {
-            let left = &a.data[i * rows * terms..(i + 1) * rows * terms];
-            let right = match packed.take() {
-                Some((known, right)) if known == j => right,
-                _ => {
-                    let right = &b.data[j * terms * columns..(j + 1) * terms * columns];
-                    FloatMatrix::new(right, terms, columns, Storage::F32)
-                        .map_err(|error| failed(error.to_string()))?
-                }
-            };
-            right.multiply(&Rows::dense(left, terms), &ends, output);
-            packed = Some((j, right));
-        }
+        let done = in_shares(&mut data, rows * columns, |first, data| {
+            let mut packed: Option<(usize, FloatMatrix)> = None;
+            let outputs = data.chunks_exact_mut(rows * columns);
+            for (&(i, j), output) in pairs[first..].iter().zip(outputs) {
+                let left = &a.data[i * rows * terms..(i + 1) * rows * terms];
+                let right = match packed.take() {
+                    Some((known, right)) if known == j => right,
+                    _ => {
+                        let right = &b.data[j * terms * columns..(j + 1) * terms * columns];
+                        FloatMatrix::new(right, terms, columns, Storage::F32)
+                            .map_err(|error| failed(error.to_string()))?
+                    }
+                };
+                right.multiply(&Rows::dense(left, terms), &ends, output);
+                packed = Some((j, right));
+            }
+            Ok::<(), DeployError>(())
+        });
+        done.into_iter().collect::<Result<(), _>>()?;
     }
     Ok(Floats::new(shape, data))
 }
 
 fn softmax(mut x: Floats) -> Floats {
     let size = x.shape.last().copied().unwrap_or(1).max(1);
-    burn_lean_kernels::softmax(&mut x.data, size);
+    in_shares(&mut x.data, size, |_, data| {
+        burn_lean_kernels::softmax(data, size);
+    });
     x
 }
 
@@ -395,7 +431,9 @@ fn layer_norm(
     if x.shape.last() != Some(&gain.len()) || gain.is_empty() {
         return Err(failed(format!("rows of {}, not {:?}", gain.len(), x.shape)));
     }
-    burn_lean_kernels::layer_norm(&mut x.data, gain, shift, epsilon);
+    in_shares(&mut x.data, gain.len(), |_, data| {
+        burn_lean_kernels::layer_norm(data, gain, shift, epsilon);
+    });
     Ok(x)
 }
 
@@ -409,25 +447,27 @@ fn max_pool(x: &Floats, Pool(geometry): &Pool) -> Result<Floats, DeployError> {
     let output = geometry.output([height, width]);
     let [rows, columns] = output.ok_or_else(|| failed("an image is smaller than a window"))?;
     let mut data = vec![f32::NEG_INFINITY; batch * rows * columns * channels];
-    for (pixel, most) in data.chunks_exact_mut(channels.max(1)).enumerate() {
-        let image = pixel / (rows * columns);
-        let at = [pixel / columns % rows, pixel % columns];
-        for tap in 0..geometry.kernel[0] * geometry.kernel[1] {
-            let tap = [tap / geometry.kernel[1], tap % geometry.kernel[1]];
-            let from = |axis: usize| {
-                (at[axis] * geometry.stride[axis] + tap[axis] * geometry.dilation[axis])
-                    .wrapping_sub(geometry.padding[0][axis])
-            };
-            let (y, x_at) = (from(0), from(1));
-            if y >= height || x_at >= width {
-                continue;
-            }
-            let first = ((image * height + y) * width + x_at) * channels;
-            for (most, x) in most.iter_mut().zip(&x.data[first..first + channels]) {
-                *most = if *x > *most || x.is_nan() { *x } else { *most };
+    in_shares(&mut data, channels, |first, data| {
+        for (pixel, most) in (first..).zip(data.chunks_exact_mut(channels.max(1))) {
+            let image = pixel / (rows * columns);
+            let at = [pixel / columns % rows, pixel % columns];
+            for tap in 0..geometry.kernel[0] * geometry.kernel[1] {
+                let tap = [tap / geometry.kernel[1], tap % geometry.kernel[1]];
+                let from = |axis: usize| {
+                    (at[axis] * geometry.stride[axis] + tap[axis] * geometry.dilation[axis])
+                        .wrapping_sub(geometry.padding[0][axis])
+                };
+                let (y, x_at) = (from(0), from(1));
+                if y >= height || x_at >= width {
+                    continue;
+                }
+                let start = ((image * height + y) * width + x_at) * channels;
+                for (most, x) in most.iter_mut().zip(&x.data[start..start + channels]) {
+                    *most = if *x > *most || x.is_nan() { *x } else { *most };
+                }
             }
         }
-    }
+    });
     let mut shape = x.shape.clone();
     let rank = shape.len();
     shape[rank - 1] = columns;
