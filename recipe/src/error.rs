@@ -53,7 +53,9 @@ pub enum RecipeError {
         method: &'static str,
     },
     /// The loader gave no batch.
-    #[error("`{stage}`: the loader gave no batch")]
+    #[error(
+        "`{stage}`: the loader gave no batch: `batches` of the task must give some for every seed"
+    )]
     NoBatch {
         /// The stage.
         stage: String,

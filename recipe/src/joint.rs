@@ -185,6 +185,5 @@ fn check(scheme: &Scheme, shape: &[usize]) -> Result<(), QuantError> {
 }
 
 fn plain<M, E: Into<RecipeError>>(rejected: Rejected<M, E>) -> Rejected<M, RecipeError> {
-    let (model, error) = rejected.into_parts();
-    Rejected::new(model, error.into())
+    rejected.map_error(Into::into)
 }

@@ -228,11 +228,15 @@ impl Tensors {
                 );
             }
             if !data.dtype().is_float() && data.as_bytes() != twin.as_bytes() {
+                // What a quantizer counts and was told, beside what a mask keeps.
+                let advice = match path.ends_with(".control") {
+                    true => "give both models one schedule, in step 0, with `set_schedule`",
+                    false => "fold masks in with `materialize`",
+                };
                 return refuse(
                     path,
                     format!(
-                        "{:?} tensors have no average, and model {number} has other values (fold \
-                         masks in with `materialize`)",
+                        "{:?} tensors have no average, and model {number} has other values ({advice})",
                         data.dtype()
                     ),
                 );

@@ -127,8 +127,9 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
     }
 
     /// With the logits `[examples, classes]` in the outputs: for a
-    /// [`Distillation`](crate::Distillation) and for
-    /// [`TrustConfig::compare`](crate::TrustConfig::compare).
+    /// [`Distillation`](crate::Distillation), for [`TrustConfig::compare`](crate::TrustConfig::compare), and for
+    /// layerwise pruning, which compares these alone unless [`PruneStage::outputs`](crate::PruneStage::outputs) are
+    /// values.
     pub fn with_logits(mut self, logits: impl Fn(&O) -> Tensor<2> + 'a) -> Self {
         self.logits = Some(Box::new(logits));
         self
@@ -149,31 +150,6 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
         self
     }
 
-    /// A model as a function from inputs to outputs: as it is deployed, its quantizers at work. Inputs
-    /// may be on any device; outputs are on that of the model, without autodiff.
-    ///
-    /// # Errors
-    ///
-    /// [`RecipeError::TaskLacks`] of a model without parameters.
-    pub fn predictor<'t>(&'t self, model: &M) -> Result<Box<Predict<'t, I, O>>, RecipeError>
-    where
-        M: Module + 't,
-        I: Tensors,
-        O: Tensors + Send + Sync + 'static,
-    {
-        let model = model.valid();
-        let Some(device) = model.devices().into_iter().next() else {
-            return Err(RecipeError::TaskLacks {
-                stage: "recipe".into(),
-                what: "a model with parameters",
-                method: "Task::predictor",
-            });
-        };
-        Ok(Box::new(move |inputs| {
-            predictor(self, &model, &device)(inputs)
-        }))
-    }
-
     pub(crate) fn batches(&self, seed: u64) -> Batches<'a, I, T> {
         (self.batches)(seed)
     }
@@ -183,7 +159,7 @@ impl<'a, M, I, T, O> Task<'a, M, I, T, O> {
     }
 }
 
-/// A model in evaluation mode as a function, with the quantizers that it carries.
+/// A model in evaluation mode as a function, with the quantizers that it carries. Inputs may be on any device.
 pub(crate) fn predictor<M, I, T, O>(
     task: &Task<'_, M, I, T, O>,
     model: &M,

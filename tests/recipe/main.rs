@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod devices;
 mod distillation;
 mod empty;
 mod energy;
@@ -14,6 +15,7 @@ mod plan;
 mod problem;
 mod refuses;
 mod resume;
+mod resume_states;
 mod shrink;
 mod soup;
 mod ties;

@@ -339,7 +339,7 @@ fn stages_without_the_file_that_says_whose_they_are_are_refused() {
     let other = recipe("layerwise").with_seed(6);
     let error = run(&other, folder.path(), None).unwrap_err();
     assert!(
-        error.to_string().contains("finished stages are beside it"),
+        error.to_string().contains("stages are beside it"),
         "{error}"
     );
     assert!(!file.exists());

@@ -1,11 +1,12 @@
 //! The stage that prunes.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 use burn::module::{Module, ParamGroup};
 use burn_lean_prune::{
-    Budget, FisherConfig, GradientMatrix, GradualConfig, Problem, Pruner, PrunerConfig,
-    RidgeChoice, Schedule, Selection, SolverConfig, SparsityPattern,
+    Budget, FisherConfig, GradualConfig, Pruner, PrunerConfig, Schedule, Selection, SolverConfig,
+    SparsityPattern,
     layerwise::Outputs,
     model::{ExcludedBecause, Layer},
 };
@@ -25,7 +26,8 @@ pub enum PruneMethod {
     #[default]
     Layerwise,
     /// From the gradients of the loss, in one stage or several ([`PrunerConfig`]). Where they take more
-    /// than 8 GiB they come in blocks of weights, and the ridge is 0.01 instead of the best of a sweep.
+    /// than 8 GiB they lie in a file without a name: in the state folder, or else in the system's folder
+    /// for temporary files, which may be in memory.
     Chita,
     /// As `chita`, with training between the stages ([`GradualConfig`]).
     Gradual,
@@ -51,7 +53,8 @@ pub struct PruneStage {
     #[serde(default)]
     pub method: PruneMethod,
     /// What the outputs stand for, by which `layerwise` chooses among its candidates: `"logits"` or
-    /// `"values"`, those of a regression, say. Default: logits.
+    /// `"values"`, those of a regression, say. Default: logits; where the task
+    /// [has them](crate::Task::with_logits) these alone count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outputs: Option<Outputs>,
     /// Stages of `chita` and `gradual`, at least 1. Default: 1 and 5.
@@ -249,12 +252,13 @@ impl PruneStage {
         pruner
     }
 
-    /// The pruner of the method `chita`.
-    pub(crate) fn chita(&self, selection: &Selection, seed: u64) -> PrunerConfig {
+    /// The pruner of the method `chita`; gradients beyond memory go to a file in `folder`.
+    pub(crate) fn chita(&self, selection: &Selection, seed: u64, folder: PathBuf) -> PrunerConfig {
         let solver =
             SolverConfig::new(self.sparsity.budget()).with_pattern(self.sparsity.pattern());
         let fisher = FisherConfig::new(self.samples.unwrap_or(500))
             .with_batch_size(self.batch_size.unwrap_or(1))
+            .with_on_disk(Some(folder))
             .with_progress(false);
         let schedule = match (self.method, self.base) {
             (PruneMethod::Gradual, base) => Schedule::Polynomial {
@@ -264,31 +268,23 @@ impl PruneStage {
                 base: base.unwrap_or(0.1).min(self.sparsity.fraction()),
             },
         };
-        let weights = self.kept(selection).map(Layer::len).sum();
-        let bytes = GradientMatrix::bytes_needed(fisher.samples, weights, fisher.dtype);
-        let ridge = match bytes > fisher.memory_bound {
-            // No sweep is over blocks.
-            true => RidgeChoice::Fixed(Problem::DEFAULT_RIDGE),
-            false => RidgeChoice::sweep(),
-        };
         PrunerConfig::new(solver, fisher)
             .with_stages(self.stage_count())
             .with_schedule(schedule)
-            .with_ridge(ridge)
-            .with_in_blocks(true)
             .with_group(self.group(selection))
             .with_seed(seed)
     }
 
-    /// The pruner of the method `gradual`.
+    /// The pruner of the method `gradual`; gradients beyond memory go to a file in `folder`.
     pub(crate) fn gradual(
         &self,
         selection: &Selection,
         seed: u64,
+        folder: PathBuf,
         tune: &TrainStage,
     ) -> GradualConfig {
         let between = self.stage_epochs.unwrap_or(1);
-        GradualConfig::new(self.chita(selection, seed), between, tune.epochs)
+        GradualConfig::new(self.chita(selection, seed, folder), between, tune.epochs)
             .with_learning_rate(tune.learning_rate)
             .with_last_learning_rate(1e-3 * tune.learning_rate)
     }
@@ -328,20 +324,6 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-
-    #[test]
-    fn gradients_beyond_the_memory_bound_get_a_fixed_ridge() {
-        let linear = LinearConfig::new(10, 10).init(&Device::flex());
-        let selection = Selection::of(&linear, None).unwrap();
-        let ridge = |samples: usize| {
-            let prune = PruneStage::new(0.5).with_method(PruneMethod::Chita);
-            prune.with_samples(samples).chita(&selection, 0).ridge
-        };
-        // 8 GiB are 2³¹ numbers.
-        let most = (1 << 31) / 100;
-        assert_eq!(ridge(most), RidgeChoice::sweep());
-        assert_eq!(ridge(most + 1), RidgeChoice::Fixed(0.01));
-    }
 
     #[test]
     fn a_tied_weight_is_excluded_by_either_path() {

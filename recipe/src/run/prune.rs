@@ -1,7 +1,7 @@
 //! The stage that prunes and trains with the zeros held.
 
 use burn::module::Module;
-use burn_lean_prune::{Masks, PruneError, Selection, SparseRecord};
+use burn_lean_prune::{Masks, PruneError, Selection, SparseRecord, layerwise};
 
 use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device};
 use super::train::Trainer;
@@ -104,9 +104,18 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
     ) -> Result<(M, Masks), RecipeError> {
         // A group has to fit the pattern: without what that does not divide.
         let selection = Selection::for_pattern(dense, None, &plan.sparsity.pattern())?;
-        let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);
         if plan.method == PruneMethod::Layerwise {
             let pruner = plan.pruner(&selection);
+            // Where the task says which outputs are logits, these alone are compared.
+            let logits = self.task.logits.as_ref();
+            let logits = logits.filter(|_| pruner.outputs == layerwise::Outputs::Logits);
+            let forward = |model: &M, inputs: I| {
+                let outputs = (self.task.forward)(model, inputs);
+                match logits {
+                    Some(logits) => (Some(logits(&outputs)), None),
+                    None => (None, Some(outputs)),
+                }
+            };
             let wanted = pruner.examples + pruner.held_out;
             let mut seen = 0;
             let inputs = self.inputs(KEY).take_while(|inputs| {
@@ -120,9 +129,9 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         let loss = |model: &M, batch: &(I, T)| self.loss(model, batch);
         let least = plan.batch_size.unwrap_or(1);
         let loader = |stage: u64| self.examples(KEY, stage, least);
-        let state = self.state.solver(KEY);
+        let (state, folder) = (self.state.solver(KEY), self.state.scratch());
         if plan.method == PruneMethod::Chita {
-            let config = plan.chita(&selection, 0).with_state(state);
+            let config = plan.chita(&selection, 0, folder).with_state(state);
             let pruned = config.prune(own(dense), loss, loader)?;
             return Ok((pruned.model, pruned.masks));
         }
@@ -132,7 +141,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
             }
             .into());
         };
-        let mut gradual = plan.gradual(&selection, 0, tune);
+        let mut gradual = plan.gradual(&selection, 0, folder, tune);
         gradual.pruner = gradual.pruner.with_state(state);
         let mut trainer = Trainer::new(self, KEY, name, tune, Some(teacher))?;
         let mut failed = None;

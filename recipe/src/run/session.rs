@@ -300,7 +300,7 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
                     FILES.write(&path, &bytes)?;
                 }
                 Format::Safetensors => {
-                    FILES.replace(&path, |partial| save_safetensors(&model, partial).map(drop))?
+                    save_safetensors(&model, &path)?;
                 }
                 Format::Onnx => {
                     let export = Export::record(&model, &self.example()?, |model, input| {

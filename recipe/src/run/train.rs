@@ -7,7 +7,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
 use burn_lean_quant::{QuantizedForward, advance, quantizers};
-use burn_lean_reparam::{PathVisitor, Trail, catch_quietly, join_copies, visit_with_path};
+use burn_lean_reparam::{
+    PathVisitor, Trail, catch_quietly, join_copies, reductions, visit_with_path,
+};
 
 use super::session::{Examples, Outputs, Session};
 use super::{Progress, dtype, seed};
@@ -132,7 +134,12 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         }
         let optim = self.session.task.optimizer(&self.session.device);
         let (model, optim, scaler) = checkpoints.load(latest, model, optim)?;
-        (self.optim, self.scaler, self.position) = (optim, scaler, position);
+        // `auto` and fallbacks are of the device: another one may have another dtype, and its loss scale.
+        match scaler.config().loss_scale == self.scaler.config().loss_scale {
+            true => self.scaler = scaler,
+            false => self.scaler.remember_statistics(&model),
+        }
+        (self.optim, self.position) = (optim, position);
         Ok(join_copies(model))
     }
 
@@ -155,7 +162,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             true => most,
             false => self.rate_moves.then(|| self.count_batches()),
         };
-        let (mut seen, mut steps, mut skipped) = (0, 0, 0);
+        let mut seen = 0;
         for (index, (inputs, targets)) in batches.enumerate() {
             seen = index + 1;
             if (index as u64) < self.position.batch {
@@ -174,8 +181,6 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             let progress = progress.min(1.0);
             model = self.step(model, inputs, targets, rate(progress))?;
             self.position.batch = index as u64 + 1;
-            steps += 1;
-            skipped += usize::from(self.scaler.report().is_some_and(|report| report.skipped));
             session.listener().tell(&Progress::Step {
                 stage: self.stage.clone(),
                 epoch: of,
@@ -184,7 +189,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             let every = session.recipe.checkpoint_steps;
             if every.is_some_and(|every| seen % every == 0) {
                 // What went wrong is not to take the place of what has not.
-                self.check_progress(&model, steps, skipped, of.0)?;
+                self.check_progress(&model, of.0)?;
                 self.save(&model)?;
             }
         }
@@ -193,27 +198,23 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
                 stage: self.stage.clone(),
             });
         }
-        self.check_progress(&model, steps, skipped, of.0)?;
+        self.check_progress(&model, of.0)?;
         self.position = Position::start_of(epoch + 1);
         self.save(&model)?;
         Ok(model)
     }
 
     /// Refuses an epoch that left NaN in the weights, or took no step for such losses.
-    fn check_progress(
-        &mut self,
-        model: &M,
-        steps: usize,
-        skipped: usize,
-        epoch: usize,
-    ) -> Result<(), RecipeError> {
+    fn check_progress(&mut self, model: &M, epoch: usize) -> Result<(), RecipeError> {
         let Some(loss) = self.loss.take() else {
             return Ok(());
         };
         let read = loss.try_into_scalar::<f32>();
         let loss = read.map_err(|error| RecipeError::task(error.to_string()))?;
         // Where anybody looks, what is not finite is skipped; a loss scale that is too high skips, too.
-        let failed = !loss.is_finite() && (self.scaler.is_disabled() || skipped == steps);
+        let skipped = u64::from(self.scaler.state().consecutive_skips);
+        let none_taken = skipped >= self.position.batch;
+        let failed = !loss.is_finite() && (self.scaler.is_disabled() || none_taken);
         // Of the last step no loss tells.
         let broken = match self.scaler.is_disabled() {
             true => not_finite(model)?,
@@ -331,8 +332,8 @@ fn not_finite<M: Module>(model: &M) -> Result<Vec<String>, RecipeError> {
             if at.is_attached() || !param.is_require_grad() {
                 return;
             }
-            let all = param.base().without_autodiff().is_finite().all();
-            match all.try_into_scalar::<bool>() {
+            let finite = reductions::all(param.base().without_autodiff().is_finite());
+            match finite.try_into_scalar::<bool>() {
                 Ok(true) => {}
                 Ok(false) => found.push(at.path()),
                 Err(error) => self.0 = Err(RecipeError::task(error.to_string())),

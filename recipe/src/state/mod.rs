@@ -116,9 +116,15 @@ impl State {
                 // Nothing would say whose stages these are.
                 let entries = std::fs::read_dir(folder)
                     .map_err(|error| RecipeError::io("cannot read", folder, error))?;
-                let mut stages = entries.flatten().map(|entry| entry.path().join(STAGE));
-                if stages.any(|stage| stage.is_file()) {
-                    let reason = "it is missing, and finished stages are beside it";
+                let mut stages = entries.flatten().map(|entry| entry.path());
+                let begun = |path: &Path| {
+                    let extension = path.extension().unwrap_or_default();
+                    path.join(STAGE).is_file()
+                        || extension == "checkpoints"
+                        || extension == "solver"
+                };
+                if stages.any(|path| begun(&path)) {
+                    let reason = "it is missing, and stages are beside it, finished or begun";
                     return Err(RecipeError::run_file(&path, reason));
                 }
                 let text = serde_json::to_vec_pretty(&here);
@@ -240,6 +246,11 @@ impl State {
     pub(crate) fn solver(&self, name: &str) -> Option<PathBuf> {
         let folder = self.folder.as_ref()?;
         Some(folder.join(format!("{name}.solver")))
+    }
+
+    /// Where a file without a name may lie: here, or where the system has such files.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        self.folder.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     /// Removes what a finished stage no longer needs.
