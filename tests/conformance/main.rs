@@ -11,6 +11,7 @@ mod quant_fake_quantize;
 mod quant_formats;
 mod quant_learned;
 mod quant_observers;
+mod quant_qat_reference;
 mod quant_qat_trajectory;
 mod quant_weight;
 

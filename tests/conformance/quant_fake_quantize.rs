@@ -12,6 +12,25 @@ use crate::{cases, float, floats, same};
 /// The integers from `quant_min` to `quant_max` of a case.
 pub(crate) fn format(case: &Value) -> NumberFormat {
     let bounds = (float(&case["quant_min"]), float(&case["quant_max"]));
+    if let Some(dtype) = case.get("dtype").and_then(Value::as_str) {
+        let (name, kind) = dtype.split_once('_').unwrap_or((dtype, ""));
+        let bits: u8 = name
+            .trim_start_matches(char::is_alphabetic)
+            .parse()
+            .unwrap();
+        let bits = bits - u8::from(kind == "reduced");
+        let format = match name.starts_with('u') {
+            true => NumberFormat::uint(bits),
+            false => NumberFormat::int(bits),
+        };
+        let format = match kind {
+            "narrow" | "ternary" => format.narrow(),
+            _ => format,
+        };
+        let found = (format.quant_min(), format.quant_max());
+        assert_eq!(found, bounds, "{dtype}");
+        return format;
+    }
     let mut formats = (2..=8).flat_map(|bits| {
         [
             NumberFormat::int(bits),
@@ -128,7 +147,9 @@ fn fake_quantizes<const D: usize>(case: &Value, target: &Target) {
         assert!(ok, "{name}: dx({input:e}) = {found:e}, not {expected:e}");
     }
     // The file gives 0 for the codes of what is not finite.
-    if let Some(expected) = case.get("q") {
+    // Those of the reciprocal are told apart from those of a division.
+    let fields = ["q", "round_x_mul_recip"];
+    for expected in fields.iter().filter_map(|field| case.get(*field)) {
         for ((found, expected), input) in codes.iter().zip(floats(expected)).zip(&inputs) {
             let ok = *found as f32 == expected || !input.is_finite();
             assert!(ok, "{name}: q({input:e}) = {found}, not {expected}");

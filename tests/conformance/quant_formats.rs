@@ -15,7 +15,7 @@ fn low_bit_formats_round_and_scale_as_in_the_reference() {
         let cases = cases_of(&file);
         // The file gives the input of the block formats once.
         let blocks = cases.iter().find(|case| case.get("tensor_scale").is_some());
-        let blocks = floats(&blocks.unwrap()["x"]);
+        let blocks = blocks.map_or_else(Vec::new, |case| floats(&case["x"]));
         each_device(|target| {
             for case in cases {
                 low_bit(case, &blocks, target);
@@ -67,7 +67,8 @@ fn low_bit(case: &Value, blocks: &[f32], target: &Target) {
     };
     let shape = floats(&case["shape"]);
     let shape = [shape[0] as usize, shape[1] as usize];
-    let x = Tensor::<2>::from_data(TensorData::new(blocks.to_vec(), shape), &target.device);
+    let inputs = case.get("x").map_or_else(|| blocks.to_vec(), floats);
+    let x = Tensor::<2>::from_data(TensorData::new(inputs.clone(), shape), &target.device);
     let qparams = QuantParams::of(&x, &scheme).unwrap();
 
     let scales = match (case.get("scale"), case.get("shared_exp")) {
@@ -99,11 +100,19 @@ fn low_bit(case: &Value, blocks: &[f32], target: &Target) {
             "{name}"
         );
     }
-    close(
-        "y",
-        values(fake_quantize(x, &qparams, &scheme)),
-        floats(&case["y"]),
-    );
+    let y = values(fake_quantize(x, &qparams, &scheme));
+    close("y", y.clone(), floats(&case["y"]));
+    if let Some(expected) = case.get("mse") {
+        let squares = inputs.iter().zip(&y).map(|(x, y)| f64::from(x - y).powi(2));
+        let found = squares.sum::<f64>() / y.len() as f64;
+        // The mean of F32 squares, each twice as far off as its difference.
+        let expected = f64::from(float(expected));
+        assert!(
+            (found - expected).abs() <= 1e-5 * expected,
+            "{name} on {}: mean squared error {found:e}, not {expected:e}",
+            target.name
+        );
+    }
 }
 
 /// Exact: these are tables.

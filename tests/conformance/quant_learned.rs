@@ -67,22 +67,27 @@ fn learns<const D: usize>(case: &Value, target: &Target) {
         assert!(ok, "{name}: dx = {found:e}, not {expected:e}");
     }
 
-    // Sums of N terms: the order of summation matters by N · 2⁻²⁴ of the sum of magnitudes, which
-    // is at most |dy| times the widest code (or the scale) times the factor; one more rounding for
-    // each term and for x / scale, which is up to a code wide.
-    let dy: f32 = floats(&case["dy"]).iter().map(|dy| dy.abs()).sum();
+    // Sums of N terms: their order matters by about √N · 2⁻²⁴ of the sum of magnitudes, on both sides (a
+    // GPU sums in F32, too). Those are |dy| times x / scale, or the widest code (or the scale), times the
+    // factor; a few more roundings for each term.
     let widest = float(&case["quant_max"]) - float(&case["quant_min"]);
-    let scale = floats(&case["scale"]).into_iter().fold(0.0, f32::max);
-    let roundings = (dy.max(1.0) * gradient.factor) * (floats(&case["dy"]).len() + 4) as f32;
+    let scales = floats(&case["scale"]);
+    let least = scales.iter().copied().fold(f32::INFINITY, f32::min);
+    let largest = scales.into_iter().fold(0.0, f32::max);
+    let (xs, dys) = (floats(&case["x"]), floats(&case["dy"]));
+    let codes = xs.iter().map(|x| (x / least).abs().min(widest) + 1.0);
+    let of_scale: f32 = codes.zip(&dys).map(|(code, dy)| code * dy.abs()).sum();
+    let of_zero: f32 = dys.iter().map(|dy| largest * dy.abs()).sum();
+    let roundings = gradient.factor * ((dys.len() as f32).sqrt() + 4.0);
     for (field, parameter, magnitude) in [
-        ("dscale", &qparams.scale, widest),
-        ("dzero_point", &qparams.zero_point, scale),
+        ("dscale", &qparams.scale, of_scale),
+        ("dzero_point", &qparams.zero_point, of_zero),
     ] {
         // The paper's pseudocode has no zero point.
         let Some(expected) = case.get(field) else {
             continue;
         };
-        let tolerance = roundings * magnitude * 2f32.powi(-24);
+        let tolerance = roundings * magnitude * f32::EPSILON;
         let found = values(parameter.grad(&grads).unwrap());
         for (found, expected) in found.into_iter().zip(floats(expected)) {
             assert!(

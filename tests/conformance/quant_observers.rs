@@ -45,11 +45,11 @@ fn kind(case: &Value) -> Kind {
 }
 
 /// Runs `test` on the cases of that kind in each file, with the batches of the case and their
-/// shape, which are its own or those of its file.
+/// shape, which are its own or those of its file. The project's own file has all kinds.
 fn each_case(wanted: Kind, mut test: impl FnMut(&Value, &[Batch])) {
-    for file in files("quant_observers.json") {
+    for (index, file) in files("quant_observers.json").iter().enumerate() {
         let mut checked = 0;
-        for case in cases_of(&file) {
+        for case in cases_of(file) {
             if kind(case) == wanted {
                 let batches = case.get("batches").unwrap_or(&file["batches"]);
                 let batches: Vec<Batch> = batches.as_array().unwrap().iter().map(batch).collect();
@@ -57,7 +57,7 @@ fn each_case(wanted: Kind, mut test: impl FnMut(&Value, &[Batch])) {
                 checked += 1;
             }
         }
-        assert!(checked > 0, "no case of kind {wanted:?}");
+        assert!(checked > 0 || index > 0, "no case of kind {wanted:?}");
     }
 }
 
@@ -119,7 +119,30 @@ fn observed(
     for (step, (batch, shape)) in batches.iter().enumerate() {
         largest = batch.iter().fold(largest, |max, x| max.max(x.abs()));
         let batch = Tensor::<2>::from_data(TensorData::new(batch.clone(), *shape), &device);
-        quantizer.forward(batch);
+        let y = values(quantizer.forward(batch));
+        if let (Some(expected), true) = (case.get("last_y"), step + 1 == batches.len()) {
+            for (found, expected) in y.iter().zip(floats(expected)) {
+                // A code times a scale that is off by as much as below.
+                assert!(
+                    (found - expected).abs() <= 1e-6 * expected.abs(),
+                    "{} on {}: y = {found:e}, not {expected:e}",
+                    case["name"],
+                    target.name
+                );
+            }
+        }
+        if case.get("steps_scale").is_some() {
+            let qparams = quantizer.qparams().unwrap();
+            let (scale, zero_point) = (values(qparams.scale), values(qparams.zero_point));
+            let expected = float(&case["steps_scale"][step]);
+            assert!(
+                near(scale[0], expected, 1e-6),
+                "{} on {}, step {step}: scale {scale:?}, not {expected:e}",
+                case["name"],
+                target.name
+            );
+            assert_eq!(zero_point, floats(&case["steps_zero_point"][step]));
+        }
         let range = quantizer.range().unwrap();
         let found = [values(range.min), values(range.max)].concat();
         let expected = [&case["steps_min"][step], &case["steps_max"][step]].map(floats);
@@ -163,11 +186,11 @@ fn range(case: &Value, batches: &[Batch], target: &Target) {
             QuantParams::from_range(quantizer.range().unwrap(), &config.scheme)
         }
     };
-    let last = |field: &str| vec![*floats(&case[field]).last().unwrap()];
-    let (scale, zero_point) = match case.get("steps_scale") {
-        Some(_) => (last("steps_scale"), last("steps_zero_point")),
-        None => (floats(&case["scale"]), floats(&case["zero_point"])),
+    // Those of each step were compared.
+    let Some(scale) = case.get("scale").map(floats) else {
+        return;
     };
+    let zero_point = floats(&case["zero_point"]);
     let found = values(qparams.scale);
     assert_eq!(found.len(), scale.len(), "{name}");
     for (found, expected) in found.into_iter().zip(scale) {
@@ -234,8 +257,18 @@ fn histograms_grow_and_are_searched_as_the_reference_does() {
         let counts = histogram.counts();
         match case.get("histogram") {
             Some(expected) => {
-                let found: Vec<f32> = counts.iter().map(|count| *count as f32).collect();
-                assert_eq!(found, floats(expected), "{name}");
+                // A value next to an edge, found by a quotient of F32, may be in the neighbouring bin.
+                let (mut off, mut before) = (0.0_f64, 0.0_f64);
+                let expected = floats(expected);
+                assert_eq!(counts.len(), expected.len(), "{name}");
+                for (found, expected) in counts.iter().zip(expected) {
+                    off += found - f64::from(expected);
+                    let moved = [off, before].map(|off| off.abs() > 1e-3);
+                    let ok = off.abs() <= 1.001 && moved != [true, true];
+                    assert!(ok, "{name}: {found}, not {expected}");
+                    before = off;
+                }
+                assert!(off.abs() <= 1e-3, "{name}");
             }
             None => {
                 let sum = case["histogram_sum"].as_f64().unwrap();
