@@ -5,7 +5,8 @@
 //! | mixed precision | [`Autocast`], [`GradScalerConfig`]; [`full_precision`] for calls that stay in F32 |
 //! | a recorded pass | [`stop_gradient`] in the place of `detach` |
 //! | quantization | [`QatConfig`] or [`PtqConfig`], [`QuantizedForward`] to run the result, [`ConvertConfig`] at the end |
-//! | pruning | [`Pruner`] from inputs, [`PrunerConfig`] from gradients, [`Masks`] to hold the zeros |
+//! | pruning | [`Pruner`] from inputs, [`Outputs`] for what it judges by, [`PrunerConfig`] from gradients, [`Masks`] to hold the zeros |
+//! | batches | tensors, tuples of them, or a struct that [`tensors!`] names |
 //! | what is shipped | [`SparseRecord`], [`save_safetensors`], [`Export`] |
 //! | the same as methods of a model | [`LeanModule`] |
 //!
@@ -13,6 +14,8 @@
 
 pub use crate::amp::{Autocast, GradScalerConfig, full_precision};
 pub use crate::deploy::Export;
+pub use crate::graph::tensors;
+pub use crate::prune::layerwise::Outputs;
 pub use crate::prune::{
     Budget, FisherConfig, Masks, Pruner, PrunerConfig, SolverConfig, SparseRecord,
 };

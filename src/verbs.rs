@@ -12,8 +12,8 @@ use crate::reparam::Rejected;
 
 /// The verbs of the extensions, as Burn's `apply_lora` and `quantize_weights` are methods.
 ///
-/// Each is the method of the configuration that it takes, with the model in front; what comes out, and what
-/// can go wrong, is described there. The model comes back in every error.
+/// Each is a method of a configuration, with the model in front, then what is chosen, data and forward pass; what
+/// comes out, and what can go wrong, is described there. The model comes back in every error.
 ///
 /// ```
 /// use burn::module::Module;
@@ -27,7 +27,7 @@ use crate::reparam::Rejected;
 /// // One input is as large as the others together: its weights are those that stay.
 /// let x = Tensor::<2>::eye(8, &device).slice_fill([0..1, 0..1], 7.0);
 ///
-/// let pruned = model.prune(Budget::Sparsity(0.75), |model, x| model.forward(x), [x.clone()])?;
+/// let pruned = model.prune(Budget::Sparsity(0.75), [x.clone()], |model, x| model.forward(x))?;
 /// let model = pruned.model.attach_masks(&pruned.masks)?;
 /// // … fine-tune …
 /// let (model, _) = model
@@ -72,8 +72,8 @@ pub trait LeanModule: Module {
     fn prune<I: Tensors, O: Tensors>(
         self,
         budget: Budget,
-        forward: impl Fn(&Self, I) -> O,
         batches: impl IntoIterator<Item = I>,
+        forward: impl Fn(&Self, I) -> O,
     ) -> Result<LayerwisePruned<Self>, Rejected<Self, PruneError>> {
         Pruner::new(budget).prune(self, forward, batches)
     }

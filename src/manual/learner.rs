@@ -5,7 +5,8 @@
 //! | mixed precision | a model with Burn's `TrainStep` and `InferenceStep` goes into the Learner as `Amp::new(OwnSteps::new(model), …)` |
 //! | a step of one's own | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
 //! | after each step | `with_after_step(advance)`: quantizers move on, masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), &GradScalerConfig::for_dtype(FloatDType::F32))` |
-//! | several devices | quantizers observe in replicas, which are dropped: calibrate before, and `advance` warns where that was not done |
+//! | several devices | quantizers of activations observe, and begin to learn, in replicas, which are dropped: calibrate before, and `advance` warns where that was not done |
+//! | tied weights | stay one parameter in `Amp` and `AfterStep`; freeze a copy that is to stay as it is |
 //! | the loss scale | is in Burn's own checkpoints, and a metric: `LossScaleMetric`, `SkippedStepsMetric` |
 //! | errors | stop the training through `Monitor::interrupter`, and are in `Monitor::error` |
 //! | a restart on shuffled data | `ResumedDataLoader` takes up the order where it was |
@@ -93,6 +94,63 @@
 //! assert!(quantized.iter().all(|located| located.quantizer.phase() == Phase::ObserveAndQuantize));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Gradual pruning
+//!
+//! A stage is one training of so many epochs, with a new optimizer and the same cosine, here in mixed precision.
+//! What goes wrong stops the pruning with the model:
+//!
+#![cfg_attr(feature = "train", doc = "```no_run")]
+#![cfg_attr(not(feature = "train"), doc = "```text")]
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! use burn::data::dataloader::DataLoader;
+//! use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+//! use burn::module::{Module, ModuleDisplay};
+//! use burn::optim::SgdConfig;
+//! use burn::tensor::FloatDType;
+//! use burn::train::{Learner, SupervisedTraining};
+//! use burn_lean::amp::{Amp, AmpError, AmpInferenceStep, AmpTrainStep};
+//! use burn_lean::prelude::*;
+//! use burn_lean::prune::{PruneError, run::StageTraining};
+//! use burn_lean::reparam::Rejected;
+//!
+//! /// What `GradualConfig::prune_by_stage` and `GradualPruner::prune_by_stage` call after each stage.
+//! fn train_stage<M, B>(
+//!     model: M,
+//!     training: &StageTraining,
+//!     (train, valid): (Arc<dyn DataLoader<B>>, Arc<dyn DataLoader<B>>),
+//!     folder: &Path,
+//! ) -> Result<M, Rejected<M, PruneError>>
+//! where
+//!     M: Module + ModuleDisplay + AmpTrainStep<Input = B> + AmpInferenceStep<Input = B> + 'static,
+//!     B: Send + 'static,
+//! {
+//!     let failed = |error: AmpError| PruneError::Training { reason: error.to_string() };
+//!     let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
+//!     let amp = Amp::from_prepared(model, Autocast::new(FloatDType::F16), &scaler)
+//!         .map_err(|rejected| rejected.map_error(failed))?;
+//!     let steps = training.epochs * train.num_items() / 32; // of a loader with batches of 32
+//!     let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
+//!         .with_min_lr(training.learning_rate(1.0));
+//!     let (monitor, schedule) = match amp.lr_scheduler(cosine) {
+//!         Ok(schedule) => (amp.monitor(), schedule),
+//!         Err(error) => return Err(PruneError::training(amp.into_model(), error)),
+//!     };
+//!     let result = SupervisedTraining::new(folder, train, valid)
+//!         .num_epochs(training.epochs)
+//!         .with_interrupter(monitor.interrupter())
+//!         .launch(Learner::new(amp, SgdConfig::new().init(), schedule));
+//!     let model = result.model.into_model().train(); // it comes back as it is deployed
+//!     match monitor.error() {
+//!         None => Ok(model),
+//!         Some(error) => Err(PruneError::training(model, error)),
+//!     }
+//! }
+//! ```
+//!
+//! The closure of `prune_by_stage` is then `|model, training| train_stage(model, training, loaders(), folder)`.
 //!
 //! The examples `amp_learner` and `combined` are whole programs.
 #![cfg_attr(

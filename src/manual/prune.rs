@@ -34,6 +34,61 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Outputs are taken for logits of classes; of a regression, a forecast, a reconstruction say
+//! `Pruner::new(budget).with_outputs(Outputs::Values)`, in the stages of
+//! [`GradualPruner`](crate::prune::GradualPruner) `gradual.pruner.outputs`. Of several outputs all count,
+//! those after the first as values.
+//!
+//! # From a data loader of Burn's
+//!
+//! Its items are results, and `iter` borrows the loader, so that a closure that makes one gives a whole epoch:
+//!
+#![cfg_attr(feature = "train", doc = "```")]
+#![cfg_attr(not(feature = "train"), doc = "```text")]
+//! use burn::data::dataloader::{DataLoader, DataLoaderBuilder, batcher::Batcher};
+//! use burn::data::dataset::InMemDataset;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::{Device, Tensor};
+//! use burn_lean::prelude::*;
+//!
+//! #[derive(Clone)]
+//! struct Stack;
+//!
+//! impl Batcher<[f32; 4], Tensor<2>> for Stack {
+//!     fn batch(&self, items: Vec<[f32; 4]>, device: &Device) -> Tensor<2> {
+//!         let rows = items.into_iter().map(|item| Tensor::<2>::from_data([item], device));
+//!         Tensor::cat(rows.collect(), 0)
+//!     }
+//! }
+//!
+//! let device = Device::flex();
+//! let items: Vec<[f32; 4]> = (0..96)
+//!     .map(|at| [0, 1, 2, 3].map(|of| (at as f32 * (of as f32 + 1.3)).sin()))
+//!     .collect();
+//! let build = |seed: u64| {
+//!     let loader = DataLoaderBuilder::new(Stack).batch_size(32).shuffle(seed);
+//!     loader.set_device(device.clone()).build(InMemDataset::new(items.clone()))
+//! };
+//! let net: Linear = LinearConfig::new(4, 8).init(&device);
+//!
+//! // Some batches, and a closure that gives them from the start each time.
+//! let loader = build(1);
+//! let batches = || loader.iter().map(|batch| batch.expect("the data can be read"));
+//! let pruner = Pruner::new(Budget::Sparsity(0.5)).with_outputs(Outputs::Values);
+//! let pruned = pruner.prune(net, |net, x| net.forward(x), batches())?;
+//! let ptq = PtqConfig::new().with_progress(false);
+//! let (net, _) = ptq.quantize_for(pruned.model, batches, |net: &Linear, x| net.forward(x))?;
+//!
+//! // In the order of a seed.
+//! let epoch = |seed: u64| build(seed).iter().map(Result::unwrap).collect::<Vec<Tensor<2>>>();
+//! let loss = |net: &Linear, x: &Tensor<2>| net.forward(x.clone()).square().mean();
+//! let chita = PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.5)), FisherConfig::new(32));
+//! let pruned = chita.prune(LinearConfig::new(4, 8).init(&device), loss, epoch)?;
+//! assert_eq!(pruned.masks.nonzeros(), 16);
+//! # drop(net);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # From gradients
 //!
 //! [`PrunerConfig`](crate::prune::PrunerConfig) is CHITA, the best subset of weights under the
@@ -130,8 +185,7 @@
 //!         let grads = GradientsParams::from_grads(scaled.backward(), &net);
 //!         let stepped = scaler.step(&mut optim, epoch.learning_rate(0.5), net, grads);
 //!         stepped.map_err(|rejected| {
-//!             let (net, error) = rejected.into_parts();
-//!             PruneError::training(net, error)
+//!             rejected.map_error(|error| PruneError::Training { reason: error.to_string() })
 //!         })
 //!     },
 //! )?;
@@ -140,8 +194,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Under Burn's Learner the epochs of a stage are one training: `prune_by_stage`, see
-//! [`StageTraining`](crate::prune::run::StageTraining). BatchNorm statistics are measured anew in every stage.
+//! Under Burn's Learner the epochs of a stage are one training: `prune_by_stage`, with the program in
+//! [`learner`](super::learner#gradual-pruning). BatchNorm statistics are measured anew in every stage.
 //! What comes of it, beside the dense network trained for as long: `cargo bench --features train --bench
 //! gradual`.
 //!
