@@ -169,12 +169,13 @@ fn folds(case: &Value, target: &Target) {
         .init(device);
     conv.weight = Param::from_tensor(weight);
     conv.bias = Some(Param::from_tensor(vector(&case["b"], device)));
-    let mut norm = BatchNormConfig::new(outputs).init(device);
+    let epsilon = case["eps"].as_f64().unwrap();
+    let norm = BatchNormConfig::new(outputs).with_epsilon(epsilon);
+    let mut norm = norm.init(device);
     norm.gamma = Param::from_tensor(vector(&case["gamma"], device));
     norm.beta = Param::from_tensor(vector(&case["beta"], device));
     norm.running_mean = RunningState::new(vector(&case["mean"], device));
     norm.running_var = RunningState::new(vector(&case["var"], device));
-    let epsilon = case["eps"].as_f64().unwrap();
     let pair = FoldPair::new("conv", "norm", epsilon);
     let folded = fold(ConvNorm { conv, norm }, &[pair]).unwrap();
 
