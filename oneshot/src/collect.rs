@@ -154,15 +154,14 @@ fn targets<O: Tensors>(
         let weight = weight.slice([part * outputs..(part + 1) * outputs]);
         weights.push(weight.transpose());
     }
-    let (mut chunks, mut start) = (Vec::new(), 0);
+    let mut chunks = Vec::new();
     rows(step, group, batch, Pass::Original, part, |x| {
-        let places = start..start + x.dims()[0];
-        start = places.end;
         let layers = weights.iter().zip(residuals);
         let outputs = layers.map(|(weight, residual)| {
             let y = x.clone().matmul(weight.clone());
             match residual {
-                Some(residual) => y + residual.clone().slice([places.clone()]),
+                // Convolutions have none, and all rows of others come at once.
+                Some(residual) => y + residual.clone(),
                 None => y,
             }
         });

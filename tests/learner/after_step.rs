@@ -59,13 +59,6 @@ impl AmpTrainStep for Net {
     }
 }
 
-impl AmpInferenceStep for Net {
-    type Input = Batch;
-    type Output = ();
-
-    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
-}
-
 impl TrainStep for Net {
     type Input = Batch;
     type Output = ();
@@ -76,12 +69,26 @@ impl TrainStep for Net {
     }
 }
 
-impl InferenceStep for Net {
-    type Input = Batch;
-    type Output = ();
+/// Nothing is validated here.
+macro_rules! without_inference {
+    ($($net:ty),*) => {$(
+        impl AmpInferenceStep for $net {
+            type Input = Batch;
+            type Output = ();
 
-    fn step(&self, _batch: Batch) {}
+            fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
+        }
+
+        impl InferenceStep for $net {
+            type Input = Batch;
+            type Output = ();
+
+            fn step(&self, _batch: Batch) {}
+        }
+    )*};
 }
+
+without_inference!(Net, Normed, Tied);
 
 /// The same net with plain calls: its forward pass is run with the quantizers that it carries.
 #[derive(Module, Debug)]
@@ -307,13 +314,6 @@ impl AmpTrainStep for Normed {
     }
 }
 
-impl AmpInferenceStep for Normed {
-    type Input = Batch;
-    type Output = ();
-
-    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
-}
-
 impl TrainStep for Normed {
     type Input = Batch;
     type Output = ();
@@ -323,13 +323,6 @@ impl TrainStep for Normed {
         let loss = (y - batch.y).square().mean();
         TrainOutput::new(self, loss.backward(), ())
     }
-}
-
-impl InferenceStep for Normed {
-    type Input = Batch;
-    type Output = ();
-
-    fn step(&self, _batch: Batch) {}
 }
 
 fn assert_resumes<M>(model: impl Fn() -> M)
@@ -399,13 +392,6 @@ impl AmpTrainStep for Tied {
     }
 }
 
-impl AmpInferenceStep for Tied {
-    type Input = Batch;
-    type Output = ();
-
-    fn inference_step(&self, _autocast: &Autocast, _batch: Batch) {}
-}
-
 impl TrainStep for Tied {
     type Input = Batch;
     type Output = ();
@@ -413,13 +399,6 @@ impl TrainStep for Tied {
     fn step(&self, batch: Batch) -> TrainOutput<()> {
         TrainOutput::new(self, self.loss(batch).backward(), ())
     }
-}
-
-impl InferenceStep for Tied {
-    type Input = Batch;
-    type Output = ();
-
-    fn step(&self, _batch: Batch) {}
 }
 
 #[test]

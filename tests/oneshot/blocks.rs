@@ -251,8 +251,8 @@ struct Sum {
     second: Linear,
 }
 
-#[test]
-fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
+/// For each layer its weight as it is solved alone, and beside the other one.
+fn alone_and_together(preset: &Preset) -> Vec<[Vec<f32>; 2]> {
     let device = Device::flex();
     let linear = || LinearConfig::new(8, 6).init(&device);
     let sum = Sum {
@@ -261,40 +261,36 @@ fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
     };
     let sum = with_numbers(sum, 4);
     let x = tensor::<2>(1, [40, 8], &device);
-    let together = OneShot::new(Preset::sparse(0.5))
+    let together = OneShot::new(preset.clone())
         .compress(sum.clone(), [x.clone()], |sum, x: Tensor<2>| {
             sum.first.forward(x.clone()) + sum.second.forward(x)
         })
         .unwrap();
-    for (layer, together) in [&sum.first, &sum.second].into_iter().zip(&together.weights) {
-        let alone = OneShot::new(Preset::sparse(0.5))
+    let layers = [&sum.first, &sum.second].into_iter().zip(together.weights);
+    let both = layers.map(|(layer, together)| {
+        let alone = OneShot::new(preset.clone())
             .compress(layer.clone(), [x.clone()], |layer, x| layer.forward(x))
             .unwrap();
-        near(&alone.weights[0].values, &together.values);
+        [alone.weights[0].values.clone(), together.values]
+    });
+    both.collect()
+}
+
+#[test]
+fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
+    let layers = alone_and_together(&Preset::sparse(0.5));
+    assert_eq!(layers.len(), 2);
+    for [alone, together] in layers {
+        near(&alone, &together);
     }
 }
 
 #[test]
 fn layers_that_read_the_same_are_rounded_as_each_alone() {
-    let device = Device::flex();
-    let linear = || LinearConfig::new(8, 6).init(&device);
-    let sum = Sum {
-        first: linear(),
-        second: linear(),
-    };
-    let sum = with_numbers(sum, 4);
-    let x = tensor::<2>(1, [40, 8], &device);
-    let preset = || Preset::w4a16(4).with_target(Target::OwnInputs);
-    let together = OneShot::new(preset())
-        .compress(sum.clone(), [x.clone()], |sum, x: Tensor<2>| {
-            sum.first.forward(x.clone()) + sum.second.forward(x)
-        })
-        .unwrap();
-    for (layer, together) in [&sum.first, &sum.second].into_iter().zip(&together.weights) {
-        let alone = OneShot::new(preset())
-            .compress(layer.clone(), [x.clone()], |layer, x| layer.forward(x))
-            .unwrap();
-        assert_eq!(alone.weights[0].values, together.values);
+    let layers = alone_and_together(&Preset::w4a16(4).with_target(Target::OwnInputs));
+    assert_eq!(layers.len(), 2);
+    for [alone, together] in layers {
+        assert_eq!(alone, together);
     }
 }
 
