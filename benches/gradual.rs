@@ -30,7 +30,8 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::Autocast;
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, Pruner, PrunerConfig,
-    RunningStatistics, Schedule, Selection, SolverConfig, StageMethod, layerwise::SupportMethod,
+    RunningStatistics, Selection, SolverConfig, SparsitySchedule, StageMethod,
+    layerwise::SupportMethod,
 };
 use burn_lean::reparam::Rejected;
 use clap::Parser;
@@ -220,7 +221,7 @@ impl<M: Trained> Study<'_, M> {
     ) -> Result<M, Rejected<M, PruneError>> {
         let cli = self.cli;
         let (rate, last_rate) = (cli.learning_rate, LAST_RATE * cli.learning_rate);
-        let schedule = Schedule::Polynomial { base: 0.5 };
+        let schedule = SparsitySchedule::Polynomial { base: 0.5 };
         let budget = Budget::Sparsity(sparsity);
         let by_inputs = || {
             let mut gradual =

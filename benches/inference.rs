@@ -7,7 +7,8 @@
 //! model that runs in Burn, `w8 in burn` and `w4 in burn` one with quantized weights alone, whose codes go
 //! into the products of the device where those are exact and not slower (`Dequantize::InProduct`). All variants of a model run interleaved in one process; `ratio` is the median
 //! of the time of `fp32` over that of the variant. `way` is what the engine chose. `--threads 1` measures on
-//! one thread.
+//! one thread. With `--onnx DIR` the models of `fp32 engine` and `w8a8` are ONNX files there, too: `tools/judge_onnx.py`
+//! puts onnxruntime's times of them beside the rows.
 
 #[path = "support/mod.rs"]
 mod harness;
@@ -17,12 +18,12 @@ mod models;
 mod support;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::deploy::{Backend, EngineConfig, Export, FloatStorage};
+use burn_lean::deploy::{Backend, EngineConfig, Export, FloatStorage, Form};
 use burn_lean::quant::{
     ConvertConfig, Dequantize, FakeQuantizeConfig, Granularity, Mapping, NumberFormat,
     ObserverConfig, QatConfig, QuantError, QuantizedForward, Scheme, Unsupported, WeightConfig,
@@ -54,6 +55,9 @@ struct Arguments {
     /// Also write the rows to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write the models as ONNX files to this folder.
+    #[arg(long, value_name = "DIR")]
+    onnx: Option<PathBuf>,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -84,6 +88,10 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             .num_threads(arguments.threads)
             .build_global()?;
     }
+    if let Some(folder) = &arguments.onnx {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    }
     let device = arguments.device.open()?;
     device.seed(42);
     let mut table = Table::new(
@@ -100,6 +108,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             "ratio",
             "resident_bytes",
             "way",
+            "onnx",
         ],
     );
     let training = device.clone().autodiff();
@@ -227,6 +236,19 @@ impl Bench<'_> {
             let sparse = evaluated.clone().map(&mut { zeros });
             rows.push((name, in_engine(&engine, &sparse, x)));
         }
+        let mut files = Vec::new();
+        if let Some(folder) = &self.arguments.onnx {
+            let stem = format!("{}_{batch}", name.replace(' ', "_"));
+            let quantized = w8a8(WeightConfig::int(8))?;
+            for (variant, model, form, ending) in [
+                ("fp32 engine", &evaluated, Form::Float, "fp32"),
+                ("w8a8", &quantized, Form::Qdq, "w8a8"),
+            ] {
+                let file = format!("{stem}_{ending}.onnx");
+                write(model, x, form, &folder.join(&file))?;
+                files.push((variant, file));
+            }
+        }
         let mut known = Vec::new();
         let mut timed = Vec::new();
         for (variant, prepared) in rows {
@@ -243,6 +265,7 @@ impl Bench<'_> {
         interleave(&mut timed, samples, steps, &self.device, &bar)?;
         let device = format!("{:?}", self.arguments.device).to_lowercase();
         for ((variant, bytes, way), one) in known.into_iter().zip(&timed) {
+            let file = files.iter().find(|(of, _)| *of == variant);
             self.table.push([
                 name.into(),
                 Cell::Integer(batch as u64),
@@ -252,6 +275,7 @@ impl Bench<'_> {
                 Cell::optional(one.compared(&timed[0], |own, float| float / own), 2),
                 Cell::Integer(bytes as u64),
                 way.into(),
+                file.map_or(Cell::Empty, |(_, file)| file.as_str().into()),
             ]);
         }
         Ok(())
@@ -296,6 +320,18 @@ fn in_engine<M: Deployed>(config: &EngineConfig, model: &M, x: &Tensor<4>) -> Pr
         Ok(())
     };
     Ok((Variant::new(run), report.resident_bytes, way))
+}
+
+/// The model as an ONNX file.
+fn write<M: Deployed>(
+    model: &M,
+    x: &Tensor<4>,
+    form: Form,
+    path: &Path,
+) -> Result<(), Box<dyn Error>> {
+    let export = Export::record(model, x, |model: &M, x| model.run(x))?;
+    export.to_onnx(form)?.model.save(path)?;
+    Ok(())
 }
 
 /// Zeros in matrices and kernels, by magnitude.

@@ -79,7 +79,6 @@ fn compare<M: Module + 'static>(
     };
     let title = format!("{}: dense {:.2} %", images.name, accuracy(&model));
     let mut table = Table::new(title, &COLUMNS);
-    // One for all rows: a later one finds in its hands what an earlier one has left.
     let memory = PeakMemory::start();
     for method in &cli.methods {
         for sparsity in &cli.sparsities {
@@ -114,12 +113,11 @@ fn compare<M: Module + 'static>(
                         MethodName::ChitaPlusPlus => cli.stages.unwrap_or(16),
                         _ => 1,
                     };
-                    let solver = SolverConfig::new(budget);
                     let statistics = match cli.no_recalibration {
                         true => RunningStatistics::Kept,
                         false => RunningStatistics::Judged,
                     };
-                    let config = PrunerConfig::new(solver, fisher)
+                    let config = PrunerConfig::new(SolverConfig::new(budget), fisher)
                         .with_stages(stages)
                         .with_running_statistics(statistics)
                         .with_seed(cli.seed);
@@ -127,9 +125,7 @@ fn compare<M: Module + 'static>(
                     (pruned.model, pruned.masks, pruned.stages)
                 }
             };
-            let gradients = stages
-                .iter()
-                .fold(0.0, |seconds, stage| seconds + stage.gradients.seconds);
+            let gradients: f64 = stages.iter().map(|stage| stage.gradients.seconds).sum();
             let seconds = start.elapsed().as_secs_f64() - gradients;
             let peak = memory.bytes();
             // The others have done so, or have found it worse.

@@ -28,8 +28,8 @@ use std::process::ExitCode;
 
 use burn::tensor::Device;
 use burn_lean::quant::{
-    ConvertConfig, MixedPrecisionConfig, PtqConfig, QatConfig, QuantError, Storage, Unsupported,
-    audit, fold_for, health, inspect::AllocationReport, load_safetensors, ptq::PtqReport,
+    ConvertConfig, MixedPrecisionConfig, PtqConfig, QatConfig, QuantError, Unsupported, audit,
+    fold_for, health, inspect::AllocationReport, load_safetensors, ptq::PtqReport,
     save_safetensors, sensitivity,
 };
 use clap::Parser;
@@ -147,7 +147,7 @@ impl<'a> Run<'a> {
         let bytes = save_safetensors(&converted, &output)?;
         // Into a new model, as an application would: prepared alike, with no data at hand.
         let prepared = config.prepare(fold_for(new(), sample(), M::logits)?)?;
-        let loaded = load_safetensors(prepared.valid(), &output, Storage::Auto)?;
+        let loaded = load_safetensors(prepared.valid(), &output)?;
         row(
             "converted, saved and loaded",
             self.accuracy(&loaded),

@@ -11,8 +11,9 @@
 //!
 //! `--config` is a recipe (TOML or JSON) with a table `task` for the example itself: the network
 //! (`attention`, `mlpnet`, `resnet20`), its batch size, a checkpoint. `--data` is a folder with the
-//! files of MNIST (of CIFAR-10 for `resnet20`), or with folders `mnist` and `cifar10`. A bound,
-//! `--max-accuracy-drop`, makes it the gate of a CI: where it is broken, the exit code is 1.
+//! files of MNIST (of CIFAR-10 for `resnet20`), or with folders `mnist` and `cifar10`. Bounds, a table
+//! `bounds` of the recipe or `--max-accuracy-drop`, make it the gate of a CI: where one is broken, the exit code
+//! is 1.
 
 #[path = "recipe/data.rs"]
 mod data;
@@ -60,8 +61,8 @@ struct Cli {
     /// Compare the last model with the dense one on the test images; a page, and beside it JSON (`.trust.json`).
     #[arg(long, value_name = "FILE.html", value_parser = support::output_file)]
     report: Option<PathBuf>,
-    /// Accuracy that the last model may lose [points]; one that loses more ends with exit code 1. The library
-    /// has more bounds (`Bounds`).
+    /// Accuracy that the last model may lose [points], instead of that of the recipe's `bounds`, which may have
+    /// more of them; where one is broken, the exit code is 1.
     #[arg(long, value_parser = points)]
     max_accuracy_drop: Option<f64>,
 }
@@ -185,8 +186,8 @@ fn cook<M: Network>(
     println!("models: {}", cli.out.display());
 
     let bounds = Bounds {
-        max_accuracy_drop: cli.max_accuracy_drop,
-        ..Bounds::default()
+        max_accuracy_drop: cli.max_accuracy_drop.or(recipe.bounds.max_accuracy_drop),
+        ..recipe.bounds
     };
     if cli.report.is_none() && bounds == Bounds::default() {
         return Ok(());

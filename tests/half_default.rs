@@ -55,7 +55,7 @@ fn saves_what_was_compressed(device: &Device) {
     let model = net(device).map(&mut InF32);
     let x = tensor::<2>(5, [64, 32], device).cast(FloatDType::F32);
     let forward = |model: &Perceptron, x: Tensor<2>| model.forward(x);
-    let preset = Preset::w4a16(8);
+    let preset = Preset::w4a16().with_group(8);
     let done = OneShot::new(preset).compress(model.clone(), [x], forward);
     let done = done.unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -8,9 +8,13 @@
     mkdir DIR && LEAN_ONNX=DIR cargo test --workspace --features wgpu,train --test deploy
     venv/bin/python tools/judge_onnx.py --folder DIR                 # every file of those tests
 
+    cargo bench --bench inference -- --threads 1 --onnx DIR --json ROWS.json
+    venv/bin/python tools/judge_onnx.py --folder DIR --rows ROWS.json   # engine and onnxruntime, a table
+
 With `--expected`, the classes of all rows must be the same, and the outputs within `--step`. With
 `--cifar`, the folder has `original_test_1017.bin.gz` and `test_batch.bin.gz` in CIFAR-10's binary
-layout, and pixels are floats from 0 to 255. In a folder each file has its inputs, what comes out, and
+layout, and pixels are floats from 0 to 255. With `--rows`, onnxruntime has as many threads as the title of
+the rows says; where it says none, `--threads` does. In a folder each file has its inputs, what comes out, and
 how far apart that may be: rounding of floats, or one step of a quantized output. Exits with 1 where
 something is wrong.
 """
@@ -19,6 +23,7 @@ import argparse
 import gzip
 import json
 import pathlib
+import re
 import statistics
 import sys
 import time
@@ -28,9 +33,9 @@ import onnx
 import onnxruntime
 
 
-def session(path, optimized):
+def session(path, optimized, threads=1):
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = (
         levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
@@ -103,19 +108,42 @@ def judge_folder(folder):
     return good and bool(files)
 
 
-def time_batches(path, samples):
-    """Milliseconds of a run, the median, optimized, on one thread."""
-    model = session(path, True)
+def median_time(path, batch, samples, threads=1):
+    """Milliseconds of a run, the median, optimized; the first five do not count."""
+    model = session(path, True, threads)
     [given] = model.get_inputs()
-    for batch in (1, 32):
-        shape = [batch if k == 0 else size for k, size in enumerate(given.shape)]
-        inputs = {given.name: np.random.default_rng(0).random(shape, np.float32)}
-        times = []
-        for sample in range(samples + 5):
-            start = time.perf_counter()
-            model.run(None, inputs)
-            times.append(1e3 * (time.perf_counter() - start))
-        print(f"{path}, batch {batch}: {statistics.median(times[5:]):.3f} ms, the median of {samples}")
+    shape = [batch if k == 0 else size for k, size in enumerate(given.shape)]
+    inputs = {given.name: np.random.default_rng(0).random(shape, np.float32)}
+    times = []
+    for _ in range(samples + 5):
+        start = time.perf_counter()
+        model.run(None, inputs)
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[5:])
+
+
+def threads_of(table):
+    """How many threads the engine had, as the title says; None where it does not."""
+    said = re.search(r"(\d+) threads$", table.get("title", ""))
+    return int(said[1]) if said else None
+
+
+def time_rows(folder, table, samples, threads):
+    """What `--bench inference` measured of the engine, beside onnxruntime with the files that it wrote."""
+    times = {}
+    for row in table["rows"]:
+        if row["onnx"]:
+            theirs = median_time(str(folder / row["onnx"]), row["batch"], samples, threads)
+            times.setdefault((row["model"], row["batch"]), {})[row["variant"]] = (row["ms"], theirs)
+    print("| model, batch | engine FP32 [ms] | W8A8 | onnxruntime FP32 | INT8 | onnxruntime over engine, FP32 | INT8 |")
+    print("|---|---|---|---|---|---|---|")
+    for (model, batch), of in times.items():
+        # What the engine does not run has no row.
+        nothing = (float("nan"), float("nan"))
+        (full, full_there), (integer, integer_there) = (of.get(kind, nothing) for kind in ("fp32 engine", "w8a8"))
+        numbers = [f"{ms:.3f}" for ms in (full, integer, full_there, integer_there)]
+        numbers += [f"{full_there / full:.2f}", f"{integer_there / integer:.2f}"]
+        print(f"| {model}, {batch} | {' | '.join(numbers)} |")
 
 
 def existing(text):
@@ -128,6 +156,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", type=existing)
     parser.add_argument("--folder", type=existing)
+    parser.add_argument("--rows", type=existing)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--inputs", type=existing)
@@ -135,6 +165,17 @@ def main():
     parser.add_argument("--step", type=float, default=1e-4)
     parser.add_argument("--cifar", type=existing)
     arguments = parser.parse_args()
+    if arguments.rows:
+        if not arguments.folder:
+            parser.error("--rows needs --folder, where the files are")
+        table = json.loads(pathlib.Path(arguments.rows).read_text())
+        threads = threads_of(table) or arguments.threads
+        if not threads:
+            parser.error("the rows do not say how many threads the engine had: --threads N")
+        if arguments.threads not in (None, threads):
+            parser.error(f"the engine had {threads} threads, and onnxruntime is to have {arguments.threads}")
+        time_rows(pathlib.Path(arguments.folder), table, arguments.samples, threads)
+        sys.exit(0)
     if arguments.folder:
         sys.exit(0 if judge_folder(pathlib.Path(arguments.folder)) else 1)
     if not arguments.file:
@@ -142,7 +183,9 @@ def main():
     onnx.checker.check_model(onnx.load(arguments.file), full_check=True)
     print("the checker finds nothing")
     if arguments.time:
-        time_batches(arguments.file, arguments.samples)
+        for batch in (1, 32):
+            ms = median_time(arguments.file, batch, arguments.samples)
+            print(f"{arguments.file}, batch {batch}: {ms:.3f} ms, the median of {arguments.samples}")
     good = True
     for optimized in (False, True):
         model = session(arguments.file, optimized)

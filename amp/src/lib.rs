@@ -97,6 +97,9 @@
 //! where it finds that terms are lost, on operands in half. A region cannot: there a warning tells, and
 //! [`convolution_of_4096_ones`](self_test::SelfTest::convolution_of_4096_ones).
 //!
+//! Burn loads the state of an optimizer on its default device: where a GPU backend is compiled in and there is no
+//! GPU, a plain optimizer cannot be resumed. A [`ResumableOptimizer`] can.
+//!
 //! # Feature flags
 //!
 //! - `flex`, `ndarray`, `wgpu`, `vulkan`, `metal`, `cuda`, `cpu`: forwarded to Burn; a backend's

@@ -28,15 +28,19 @@ pub struct SelfTest {
     /// The largest finite F32 is not taken for an infinity.
     pub passes_largest_finite: bool,
     /// Twice 60,000 in the dtype: infinite in F16, 120,000 or close in BF16 and F32.
+    #[serde(with = "burn_lean_reparam::json::float32")]
     pub doubled_60000: f32,
     /// Sum of 4,096 ones, as the product of two vectors in the dtype: 4,096 with F32 accumulators,
     /// 2,048 (F16) or 256 (BF16) without.
+    #[serde(with = "burn_lean_reparam::json::float32")]
     pub matmul_of_4096_ones: f32,
     /// Sum of 4,096 ones in the dtype: as above.
+    #[serde(with = "burn_lean_reparam::json::float32")]
     pub sum_of_4096_ones: f32,
     /// Sum of 4,096 ones, as a convolution with a kernel as large as the image: as above. Where it is less,
     /// convolutions in a region lose terms, those of their weights' gradients above all;
     /// [`Autocast::run`](crate::Autocast::run) runs them in F32.
+    #[serde(with = "burn_lean_reparam::json::float32")]
     pub convolution_of_4096_ones: f32,
 }
 

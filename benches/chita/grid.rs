@@ -30,12 +30,10 @@ enum Codes {
     Compensated,
     /// And then better codes and scales.
     Fitted,
-    /// And other zeros.
-    Joint,
 }
 
 impl Codes {
-    const OF_FISHER: [Self; 4] = [Self::Nearest, Self::Compensated, Self::Fitted, Self::Joint];
+    const OF_FISHER: [Self; 3] = [Self::Nearest, Self::Compensated, Self::Fitted];
 
     fn grid(self, layout: &Layout, bits: u8) -> Option<GridConfig> {
         let layers = layers(layout, bits);
@@ -43,8 +41,7 @@ impl Codes {
             Self::None | Self::Gptq => None,
             Self::Nearest => Some(GridConfig::nearest(layers)),
             Self::Compensated => Some(GridConfig::compensated(layers)),
-            Self::Fitted => Some(GridConfig::new(layers).with_exchange_rounds(0)),
-            Self::Joint => Some(GridConfig::new(layers)),
+            Self::Fitted => Some(GridConfig::new(layers)),
         }
     }
 }
@@ -57,7 +54,6 @@ impl fmt::Display for Codes {
             Self::Gptq => "gptq",
             Self::Compensated => "prune, then round",
             Self::Fitted => "codes and scales",
-            Self::Joint => "joint",
         })
     }
 }

@@ -8,8 +8,8 @@ use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, Ridge, RidgeChoice,
-    RunningStatistics, Schedule, Selection, SketchConfig, SparsityPattern, fisher::FisherReport,
-    run::StageReport,
+    RunningStatistics, Selection, SketchConfig, SparsityPattern, SparsitySchedule,
+    fisher::FisherReport, run::StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -394,13 +394,13 @@ impl Cli {
         ))
     }
 
-    pub(crate) fn schedule(&self) -> Schedule {
+    pub(crate) fn schedule(&self) -> SparsitySchedule {
         let base = self.base;
         match self.schedule {
-            ScheduleName::Exponential => Schedule::Exponential { base },
-            ScheduleName::Polynomial => Schedule::Polynomial { base },
-            ScheduleName::Linear => Schedule::Linear { base },
-            ScheduleName::Constant => Schedule::Constant,
+            ScheduleName::Exponential => SparsitySchedule::Exponential { base },
+            ScheduleName::Polynomial => SparsitySchedule::Polynomial { base },
+            ScheduleName::Linear => SparsitySchedule::Linear { base },
+            ScheduleName::Constant => SparsitySchedule::Constant,
         }
     }
 

@@ -33,6 +33,10 @@ pub enum ActivationQuantization {
 /// Integers whose scale and zero point are those of the values at hand
 /// ([`QuantParams::from_range`](burn_lean_quant::QuantParams::from_range)).
 ///
+/// No scale is below 2⁻²³, in the model and in the engine's own products (`Backend::Own`). ONNX's
+/// `DynamicQuantizeLinear`, which files have for [`uint8`](Self::uint8) and rten computes, knows no smallest scale: on a
+/// range below 255 · 2⁻²³ ≈ 3·10⁻⁵ its codes are others.
+///
 /// ```
 /// use burn_lean_deploy::DynamicGrid;
 /// use burn_lean_quant::{Mapping, NumberFormat};

@@ -50,7 +50,11 @@ impl Pretrained {
 
     /// Writes the configuration: that of the folder `from` where it has one, or what says as much. Files of
     /// the tokenizer there are copied.
-    pub(crate) fn finish(self, from: Option<&Path>, sizes: &Sizes) -> Result<(), Box<dyn Error>> {
+    pub(crate) fn finish(
+        &mut self,
+        from: Option<&Path>,
+        sizes: &Sizes,
+    ) -> Result<(), Box<dyn Error>> {
         let from = from.filter(|path| path.is_dir());
         let mut config = match from {
             Some(folder) => {

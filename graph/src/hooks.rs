@@ -6,6 +6,7 @@
 //! it is given.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::LocalKey;
@@ -17,7 +18,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use crate::capture::id;
-use crate::{Node, Role};
+use crate::{BackendKind, Node, Role};
 
 /// An operation on a tensor that a model carries.
 ///
@@ -60,6 +61,17 @@ pub trait Hook: Send + Sync {
     /// them as they are. Default: no.
     fn freezes_batch_norm(&self) -> bool {
         false
+    }
+
+    /// Whether a value came by since the last step was taken. Default: no.
+    fn has_acted(&self) -> bool {
+        false
+    }
+
+    /// Told by [`step_taken`], and whether a value came by a hook of the model since the last: if not, it is
+    /// no step to count. Returns what the user is to be [warned](warn_of_step) of. Default: nothing.
+    fn step_taken(&self, _has_acted: bool) -> Option<&'static str> {
+        None
     }
 
     /// Computes it.
@@ -128,6 +140,8 @@ thread_local! {
     static NOTES_CASTS: Cell<bool> = const { Cell::new(false) };
     /// Whether stops are noted in recordings of an evaluation, too.
     static KEEPS_STOPS: Cell<bool> = const { Cell::new(false) };
+    /// Whether BatchNorms train by their own flags alone.
+    static UNFROZEN: Cell<bool> = const { Cell::new(false) };
     static TASK: RefCell<Option<Task>> = const { RefCell::new(None) };
 }
 
@@ -180,6 +194,30 @@ impl Drop for ForwardPass {
 /// they are passed by.
 pub fn acts_in_recordings<M: Module>(model: &M) -> bool {
     offered(model).iter().any(|one| one.hook.role().is_some())
+}
+
+/// Tells all hooks of a model that an optimizer has taken a step, and whether a value came by
+/// [one of them](Hook::has_acted) since the last: for the second optimizer of a model none did. What they say to
+/// it is a warning.
+pub fn step_taken<M: Module>(model: &M) {
+    let carried = offered(model);
+    let has_acted = carried.iter().any(|one| one.hook.has_acted());
+    let said = carried.into_iter().filter_map(|one| {
+        let message = one.hook.step_taken(has_acted)?;
+        Some((message, one.path))
+    });
+    warn_of_step(said);
+}
+
+/// Gives one warning for each message, with all the paths that it is for.
+pub fn warn_of_step(said: impl IntoIterator<Item = (&'static str, String)>) {
+    let mut paths: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+    for (message, path) in said {
+        paths.entry(message).or_default().push(format!("`{path}`"));
+    }
+    for (message, paths) in paths {
+        tracing::warn!("{}: {message}", paths.join(", "));
+    }
 }
 
 /// Whether a model may be used with all of its hooks.
@@ -242,6 +280,12 @@ pub fn stand_in_as<const D: usize>(
 /// Whether a forward pass runs on a capture device on this thread.
 fn is_recording() -> bool {
     TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })))
+}
+
+/// Whether a forward pass is recorded on this thread, on this device: a pass inside of it that would be run by
+/// rules or with hooks is part of it, and these are the business of whoever records.
+pub fn is_recorded_on(device: &Device) -> bool {
+    is_recording() && BackendKind::of(device) == BackendKind::Capture
 }
 
 /// Adds to what is said of tensors in a recording.
@@ -312,7 +356,8 @@ pub fn note_cast<const D: usize>(x: &Tensor<D>, dtype: FloatDType) -> Option<Ten
 ///
 /// In the place of `detach` in forward passes that are recorded, as those of `Autocast::run` and
 /// `QuantizedForward::run` are: of a teacher's outputs, of the target of a bootstrap, of the rounding that a
-/// straight-through estimator adds. Elsewhere it is `detach`.
+/// straight-through estimator adds. Elsewhere it is `detach`, on a thread that a forward pass starts, too, which
+/// no recording knows of.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -439,21 +484,10 @@ pub fn frozen<M: Module>(model: &M) -> Option<M> {
     asks.then(|| sharing(|| freeze_batch_norm(model.clone())))
 }
 
-thread_local! {
-    static UNFROZEN: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Runs `work` while BatchNorms train by their own flags, whatever the hooks of a model ask for: to measure
 /// their statistics anew.
 pub fn without_freezing<T>(work: impl FnOnce() -> T) -> T {
-    struct Reset(bool);
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            UNFROZEN.set(self.0);
-        }
-    }
-    let _reset = Reset(UNFROZEN.replace(true));
-    work()
+    with_flag(&UNFROZEN, work)
 }
 
 /// The model with the training flags of its BatchNorms off.

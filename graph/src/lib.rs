@@ -66,7 +66,7 @@ mod walk;
 pub use backend::{BackendKind, in_host_memory};
 pub use conversions::round_all;
 pub use error::GraphError;
-pub use execute::{HalfStorage, Observed, Observer, take_replaced_states};
+pub use execute::{HalfStorage, Observed, Observer, ReplacedState, replaced_states};
 pub use graph::{
     FewerSteps, Graph, HookInfo, LoopPart, Node, Parameter, Repeated, Role, Rolled, Site, scalars,
 };
@@ -78,7 +78,8 @@ pub use sites::{Place, SiteUse, Views};
 #[doc(hidden)]
 pub use tensors::plain;
 pub use tensors::{
-    Form, TensorMapper, Tensors, as_constants, cloned, description, input_device, shapes, signature,
+    Form, TensorMapper, Tensors, as_constants, cloned, description, evaluated, input_device,
+    shapes, signature,
 };
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};

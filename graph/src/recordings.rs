@@ -1,6 +1,7 @@
 //! What is remembered of forward passes between steps.
 
 mod change;
+mod last_used;
 
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
@@ -17,6 +18,7 @@ use crate::record::{Seeks, model_device, record_with, trains};
 use crate::tensors::{Given, input_device};
 use crate::{Form, Graph, GraphError, Halves, Recording, Tensors, Verified, hooks};
 use change::change;
+use last_used::LastUsed;
 
 /// A forward pass: a closure at a place in the user's program, with the types and ranks that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -26,7 +28,7 @@ struct Pass {
     types: TypeId,
     variant: u64,
     trains: bool,
-    /// Which parameters have gradients.
+    /// Which parameters have gradients: another model of the type may stop others.
     trained: u64,
     /// How many hooks the model carries: they may have parameters of their own.
     hooks: usize,
@@ -110,72 +112,30 @@ struct Kept {
 /// How many recordings are kept.
 const KEPT: usize = 64;
 
+/// Of how many forward passes something is remembered: models that are made anew are others.
+const PASSES: usize = 256;
+
 /// A recording that is kept.
 #[derive(Debug)]
 struct Entry {
     recording: Box<dyn Any + Send>,
-    /// The count of all uses at its last one.
-    last: u64,
     uses: u64,
-}
-
-/// The recordings that were used last.
-#[derive(Debug, Default)]
-struct LastUsed {
-    recordings: HashMap<Kept, Entry>,
-    uses: u64,
-    /// Forward passes whose numbers change from step to step: of them no recording is kept.
-    changing: HashSet<Pass>,
-}
-
-impl LastUsed {
-    /// The recording, and how often it was used.
-    fn get(&mut self, kept: &Kept) -> Option<(&(dyn Any + Send), u64)> {
-        self.uses += 1;
-        let entry = self.recordings.get_mut(kept)?;
-        entry.last = self.uses;
-        entry.uses += 1;
-        Some((&*entry.recording, entry.uses))
-    }
-
-    /// Keeps no recording of a forward pass any more, of other shapes neither; gives those that were kept.
-    fn give_up(&mut self, pass: Pass) -> Vec<Entry> {
-        let of_it = self.recordings.extract_if(|kept, _| kept.pass == pass);
-        let given_up = of_it.map(|(_, entry)| entry).collect();
-        self.changing.insert(pass);
-        given_up
-    }
-
-    fn insert(&mut self, kept: Kept, recording: Box<dyn Any + Send>) {
-        self.uses += 1;
-        let before = self.recordings.get(&kept).map_or(1, |entry| entry.uses);
-        let entry = Entry {
-            recording,
-            last: self.uses,
-            uses: before,
-        };
-        self.recordings.insert(kept, entry);
-        if self.recordings.len() > KEPT {
-            let oldest = self.recordings.iter().min_by_key(|(_, entry)| entry.last);
-            if let Some(oldest) = oldest.map(|(kept, _)| kept.clone()) {
-                self.recordings.remove(&oldest);
-            }
-        }
-    }
 }
 
 #[derive(Debug, Default)]
 struct Memory {
-    passes: Mutex<HashMap<Pass, Known>>,
-    recordings: Mutex<LastUsed>,
+    passes: Mutex<LastUsed<Pass, Known>>,
+    recordings: Mutex<LastUsed<Kept, Entry>>,
+    /// Forward passes whose numbers change from step to step: of them no recording is kept.
+    changing: Mutex<LastUsed<Pass, ()>>,
 }
 
 /// Recordings of forward passes, for whoever runs one in each step.
 ///
 /// The gradients of a forward pass are compared once, at its first training step; a recording is
 /// made anew in each step, or kept. A forward pass is known by the closure and the place in the program
-/// that asks, by the types and ranks that it uses, by which parameters have gradients, and by how many
-/// hooks the model carries; a recording that is kept also by shapes, by what inputs [say of
+/// that asks, by the types and ranks that it uses, by the parameters that have gradients, so that each model is
+/// looked at, and by how many hooks it carries; a recording that is kept also by shapes, by what inputs [say of
 /// themselves](Tensors::describe), and by which parameters the model has, in which shapes and dtypes.
 /// Functions behind one pointer, or boxed, are one closure, whose recordings are never kept. Clones share
 /// what they remember.
@@ -186,7 +146,8 @@ struct Memory {
 /// small at first may grow. Gradients that are not finite are tried again in the next step, after four times at those
 /// steps alone. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
 /// which is compared, but not on a number or on what the closure captures where the operations are the
-/// same: that is seen at those steps alone.
+/// same: that is seen at those steps alone, as what depends on a field of the model that no visitor sees (a `bool`
+/// that is skipped) and that changes while it trains. The 256 forward passes that were looked at last are remembered.
 ///
 /// At such uses, and at the second and fourth, a recording that is kept is made once more: where numbers of the forward pass, or plain
 /// tensors of the model, are no longer those that were recorded, a warning of [`tracing`] says so, and this forward pass
@@ -261,7 +222,7 @@ impl Recordings {
         let (is_due, again) = self.is_due(&pass, verifies);
         let keeps = self.caches
             && !is_behind_a_pointer::<F>()
-            && !lock(&self.memory.recordings).changing.contains(&pass);
+            && lock(&self.memory.changing).get(&pass).is_none();
         if !keeps {
             let sources = (&state.sources, &given.tracked[..]);
             let recording = self.record(model, input, forward, pass, (verifies, again), sources)?;
@@ -291,24 +252,27 @@ impl Recordings {
         let recording = self.record(model, input, forward, pass, (verifies, again), sources)?;
         let recording = Arc::new(recording);
         let change = known.and_then(|(known, _)| change(&known.graph, &recording.graph));
-        let mut recordings = lock(&self.memory.recordings);
-        let given_up = match change {
+        match change {
             Some(what) => {
                 tracing::warn!(
                     place = %kept.pass.caller,
                     "{what} changes from step to step, and a kept recording has it as it was: this forward pass is \
                      recorded in every step from here on, without `cached`"
                 );
-                recordings.give_up(kept.pass)
+                // Those of other shapes, too. Dropped without the lock: there may be much in them.
+                let _given_up =
+                    lock(&self.memory.recordings).take_where(|other| other.pass == kept.pass);
+                lock(&self.memory.changing).insert(kept.pass, (), PASSES);
             }
             None => {
-                recordings.insert(kept, Box::new(recording.clone()));
-                Vec::new()
+                let mut recordings = lock(&self.memory.recordings);
+                let entry = Entry {
+                    uses: recordings.get(&kept).map_or(1, |entry| entry.uses),
+                    recording: Box::new(recording.clone()),
+                };
+                recordings.insert(kept, entry, KEPT);
             }
-        };
-        drop(recordings);
-        // Without the lock: there may be much in them.
-        drop(given_up);
+        }
         Ok(recording)
     }
 
@@ -316,7 +280,7 @@ impl Recordings {
     /// that alone that it has been a while.
     fn is_due(&self, pass: &Pass, verifies: bool) -> (bool, bool) {
         let mut passes = lock(&self.memory.passes);
-        let Some(known) = passes.get_mut(pass) else {
+        let Some(known) = passes.get(pass) else {
             return (false, false);
         };
         known.uses += 1;
@@ -332,10 +296,11 @@ impl Recordings {
         carried: &[Carried],
     ) -> Option<(Arc<Recording<O>>, u64)> {
         let mut recordings = lock(&self.memory.recordings);
-        let (known, uses) = recordings.get(kept)?;
-        let known = known.downcast_ref::<Arc<Recording<O>>>()?.clone();
+        let entry = recordings.get(kept)?;
+        entry.uses += 1;
+        let known = entry.recording.downcast_ref::<Arc<Recording<O>>>()?.clone();
         let fits = known.graph.check_hooks(carried).is_ok();
-        fits.then_some((known, uses))
+        fits.then_some((known, entry.uses))
     }
 
     fn record<M: Module, I: Tensors, O: Tensors>(
@@ -418,7 +383,7 @@ impl Recordings {
             }
             recording.forget_backward();
         }
-        lock(&self.memory.passes).insert(pass, now);
+        lock(&self.memory.passes).insert(pass, now, PASSES);
         Ok(recording)
     }
 }
@@ -515,7 +480,7 @@ struct State {
     /// Which parameters it has, of which shapes and dtypes, which of them have gradients, and where
     /// training behaviour is on.
     all: DefaultHasher,
-    /// Which of its parameters have gradients, whoever they are.
+    /// Which of its parameters have gradients.
     trained: DefaultHasher,
     /// Those.
     sources: HashSet<ParamId>,
@@ -536,7 +501,9 @@ impl State {
 impl ModuleVisitor for State {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let has_gradient = param.is_tracked();
-        has_gradient.hash(&mut self.trained);
+        // A frozen one may be another in each step, as an average of weights is.
+        let id = has_gradient.then_some(param.id);
+        id.hash(&mut self.trained);
         self.sources.extend(has_gradient.then_some(param.id));
         let value = param.base();
         self.note(param.id, (has_gradient, value.dims(), value.dtype()));

@@ -327,6 +327,16 @@ pub fn cloned<T: Tensors>(value: &T) -> T {
     value.map_tensors(&mut Same)
 }
 
+/// The value with its tensors off the autodiff device: what is recorded with a model that is
+/// [`valid`](burn::module::Module::valid) is an evaluation then.
+pub fn evaluated<V: Tensors>(value: &V) -> V {
+    struct Inner;
+    impl TensorMapper for Inner {
+        every_kind!(|self, tensor| tensor.clone().without_autodiff());
+    }
+    value.map_tensors(&mut Inner)
+}
+
 impl<const D: usize> Tensors for Tensor<D> {
     fn map_tensors<T: TensorMapper>(&self, mapper: &mut T) -> Self {
         mapper.float(self)

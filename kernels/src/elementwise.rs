@@ -142,7 +142,7 @@ impl Task for Softmax<'_> {
                 let power = exp(distance);
                 *x = if distance < -87.0 { 0.0 } else { power };
             }
-            let sum: f32 = lanes_sum(row);
+            let sum = sum(row);
             for x in row.iter_mut() {
                 *x /= sum;
             }
@@ -177,17 +177,9 @@ impl Task for LayerNorm<'_> {
     fn run<S: Simd>(self, _: S) {
         let size = self.gain.len();
         for row in self.values.chunks_exact_mut(size) {
-            let mean = lanes_sum(row) / size as f32;
+            let mean = sum(row) / size as f32;
             row.iter_mut().for_each(|x| *x -= mean);
-            let mut squares = [0.0f32; 16];
-            let (chunks, rest) = row.as_chunks::<16>();
-            for chunk in chunks {
-                for (sum, x) in squares.iter_mut().zip(chunk) {
-                    *sum += x * x;
-                }
-            }
-            let rest: f32 = rest.iter().map(|x| x * x).sum();
-            let variance = (squares.iter().sum::<f32>() + rest) / size as f32;
+            let variance = sum_of(row, |x| x * x) / size as f32;
             let factor = 1.0 / (variance + self.epsilon).sqrt();
             for (x, gain) in row.iter_mut().zip(self.gain) {
                 *x = *x * factor * gain;
@@ -201,17 +193,27 @@ impl Task for LayerNorm<'_> {
     }
 }
 
-/// A sum in 16 parts.
+/// The sum of all, off by the rounding of a few hundred additions however many there are.
 #[inline(always)]
-fn lanes_sum(values: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 16];
-    let (chunks, rest) = values.as_chunks::<16>();
-    for chunk in chunks {
-        for (sum, x) in sums.iter_mut().zip(chunk) {
-            *sum += x;
+pub fn sum(values: &[f32]) -> f32 {
+    sum_of(values, |x| x)
+}
+
+/// As [`sum`], of what `term` makes of each.
+#[inline(always)]
+fn sum_of(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    let parts = values.chunks(4096).map(|part| {
+        let mut sums = [0.0f32; 16];
+        let (chunks, rest) = part.as_chunks::<16>();
+        for chunk in chunks {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *sum += term(*x);
+            }
         }
-    }
-    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
+        let rest: f32 = rest.iter().map(|x| term(*x)).sum();
+        f64::from(sums.iter().sum::<f32>() + rest)
+    });
+    parts.sum::<f64>() as f32
 }
 
 /// Matrices `[batch, a, b]` as `[batch, b, a]`, in blocks that stay in the cache.

@@ -311,9 +311,9 @@ fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
     for row in &mut rows {
         *row = &row[..panel.len()];
     }
+    let one = simd.floats(&[1.0; WIDTH]);
     if R <= 2 {
         // Few sums wait for each other: four of each, which are added in the end.
-        let one = simd.floats(&[1.0; WIDTH]);
         let mut parts = [[simd.floats(&[0.0; WIDTH]); 4]; R];
         let (fours, rest) = panel.as_chunks::<4>();
         for (k, lines) in fours.iter().enumerate() {
@@ -344,10 +344,8 @@ fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
             return;
         }
     }
+    // From 0: a sum of sums is off by the lengths of both, and not by their product.
     let mut all = [simd.floats(&[0.0; WIDTH]); R];
-    for (all, sums) in all.iter_mut().zip(&*sums) {
-        *all = simd.floats(sums);
-    }
     for (k, line) in panel.iter().enumerate() {
         let weights = line.widen::<S, BRAIN>(simd);
         for (sums, row) in all.iter_mut().zip(rows) {
@@ -355,6 +353,6 @@ fn sum<S: Simd, const R: usize, L: Line, const BRAIN: bool>(
         }
     }
     for (sums, all) in sums.iter_mut().zip(all) {
-        *sums = simd.store(all);
+        *sums = simd.store(simd.fuse(all, one, simd.floats(sums)));
     }
 }

@@ -47,12 +47,12 @@ mod sparse;
 
 pub use blocks::Blocks;
 pub use depthwise::Depthwise;
-pub use elementwise::{add, clamp, gelu, layer_norm, sigmoid, softmax, tanh, transpose};
+pub use elementwise::{add, clamp, gelu, layer_norm, sigmoid, softmax, sum, tanh, transpose};
 pub use epilogue::Epilogue;
 pub use error::KernelError;
 pub use float::{FloatMatrix, Storage};
 pub use integer::IntegerMatrix;
-pub use quantize::{CodeGrid, dynamic_grid, finite_range};
+pub use quantize::{CodeGrid, finite_range};
 pub use rows::{Geometry, Left, Rows, Windows};
 pub use shares::in_shares;
 pub use sparse::SparseMatrix;

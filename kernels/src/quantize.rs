@@ -72,28 +72,6 @@ impl Task for Quantize<'_> {
     }
 }
 
-/// The grid of 256 codes from min(x, 0) to max(x, 0) of the finite values, and its zero point, as ONNX's
-/// `DynamicQuantizeLinear` has it.
-pub fn dynamic_grid(values: &[f32]) -> (CodeGrid, i32) {
-    let [low, high] = finite_range(values);
-    let scale = match (high - low) / 255.0 {
-        scale if scale.is_finite() => scale,
-        // The distance alone is beyond F32.
-        _ => high / 255.0 - low / 255.0,
-    };
-    let scale = match (1.0 / scale).is_finite() {
-        true => scale,
-        false => 1.0,
-    };
-    let zero_point = (-low / scale).round_ties_even().clamp(0.0, 255.0) as i16;
-    let grid = CodeGrid {
-        scale,
-        low: -zero_point,
-        high: 255 - zero_point,
-    };
-    (grid, i32::from(zero_point))
-}
-
 /// `min(x, 0)` and `max(x, 0)` of the finite values.
 pub fn finite_range(values: &[f32]) -> [f32; 2] {
     let share = share(values.len(), 16);

@@ -26,6 +26,9 @@ enum Indices {
 /// Rows that are multiplied at once.
 const LANES: usize = 32;
 
+/// Weights of a column whose products are added up by themselves.
+const PART: usize = 1024;
+
 impl SparseMatrix {
     /// The nonzero numbers of a row-major matrix.
     ///
@@ -214,9 +217,27 @@ impl<const L: usize> Task for Columns<'_, L> {
     }
 }
 
-/// Four sums each, so that additions need not wait for each other.
+/// A sum of sums: it is off by the lengths of both, and not by their product.
 #[inline(always)]
 fn sum<const L: usize, I: Copy>(
+    left: &[[f32; L]],
+    values: &[f32],
+    indices: &[I],
+    at: impl Fn(I) -> usize,
+) -> [f32; L] {
+    let mut all = [0.0f32; L];
+    for (values, indices) in values.chunks(PART).zip(indices.chunks(PART)) {
+        let sums = sum_part(left, values, indices, &at);
+        for (all, sum) in all.iter_mut().zip(sums) {
+            *all += sum;
+        }
+    }
+    all
+}
+
+/// Two sums each, so that additions need not wait for each other.
+#[inline(always)]
+fn sum_part<const L: usize, I: Copy>(
     left: &[[f32; L]],
     values: &[f32],
     indices: &[I],

@@ -1,8 +1,8 @@
 //! Floats times stored weights, against sums in 64 bits.
 
 use burn_lean_kernels::{
-    Blocks, Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows,
-    SparseMatrix, Storage, Windows, clamp, dynamic_grid, gelu, layer_norm, sigmoid, softmax, tanh,
+    Blocks, CodeGrid, Depthwise, Epilogue, FloatMatrix, Geometry, IntegerMatrix, KernelError, Rows,
+    SparseMatrix, Storage, Windows, clamp, finite_range, gelu, layer_norm, sigmoid, softmax, tanh,
     transpose,
 };
 
@@ -18,8 +18,14 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Products are `[rows, columns]`; each is off by at most the rounding of its sum.
-fn check(found: &[f32], left: &[f32], right: &[f32], [rows, terms, columns]: [usize; 3]) {
+/// Products are `[rows, columns]`; each is off by at most the rounding of so many additions.
+fn check(
+    found: &[f32],
+    left: &[f32],
+    right: &[f32],
+    [rows, terms, columns]: [usize; 3],
+    additions: usize,
+) {
     for row in 0..rows {
         for column in 0..columns {
             let products = (0..terms)
@@ -29,7 +35,7 @@ fn check(found: &[f32], left: &[f32], right: &[f32], [rows, terms, columns]: [us
                 sum += product;
                 size += product.abs();
             }
-            let bound = size * f64::from(f32::EPSILON) * terms as f64 + 1e-30;
+            let bound = size * f64::from(f32::EPSILON) * additions as f64 + 1e-30;
             let found = f64::from(found[row * columns + column]);
             assert!(
                 (found - sum).abs() <= bound,
@@ -37,6 +43,11 @@ fn check(found: &[f32], left: &[f32], right: &[f32], [rows, terms, columns]: [us
             );
         }
     }
+}
+
+/// One after the other, in sums of 512 terms each and in the sum of these.
+fn in_parts(terms: usize) -> usize {
+    terms.min(512) + terms.div_ceil(512)
 }
 
 const SHAPES: [[usize; 3]; 9] = [
@@ -74,9 +85,27 @@ fn stored_floats_are_multiplied_as_they_are_stored() {
             let mut output = vec![f32::NAN; rows * columns];
             let left_rows = Rows::dense(&left, terms);
             matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
-            check(&output, &left, &rounded, shape);
+            check(&output, &left, &rounded, shape, in_parts(terms));
         }
     }
+}
+
+/// Of equal terms, whose rounding errors add up, and do not make up for each other.
+#[test]
+fn sums_of_many_terms_are_sums_of_parts() {
+    let shape = [8, 40_000, 3];
+    let [rows, terms, columns] = shape;
+    let left = vec![0.1_f32; rows * terms];
+    let right = vec![0.1_f32; terms * columns];
+    let matrix = FloatMatrix::new(&right, terms, columns, Storage::F32).unwrap();
+    let mut output = vec![f32::NAN; rows * columns];
+    let left_rows = Rows::dense(&left, terms);
+    matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
+    check(&output, &left, &right, shape, in_parts(terms));
+
+    let matrix = SparseMatrix::new(&right, terms, columns).unwrap();
+    matrix.multiply(&left, &Epilogue::new(columns), &mut output);
+    check(&output, &left, &right, shape, in_parts(terms));
 }
 
 #[test]
@@ -139,7 +168,8 @@ fn codes_with_scales_are_dequantized_in_the_product() {
                     let mut output = vec![f32::NAN; rows * columns];
                     let left_rows = Rows::dense(&left, terms);
                     matrix.multiply(&left_rows, &Epilogue::new(columns), &mut output);
-                    check(&output, &left, &values, shape);
+                    // Blocks of one row are added one after the other.
+                    check(&output, &left, &values, shape, terms);
                 }
             }
         }
@@ -279,7 +309,7 @@ fn zeros_are_left_out() {
         assert_eq!(matrix.kept(), right.iter().filter(|x| **x != 0.0).count());
         let mut output = vec![f32::NAN; rows * columns];
         matrix.multiply(&left, &Epilogue::new(columns), &mut output);
-        check(&output, &left, &right, shape);
+        check(&output, &left, &right, shape, in_parts(terms));
     }
 }
 
@@ -363,25 +393,13 @@ fn a_depthwise_convolution_with_fewer_biases_is_refused() {
 }
 
 #[test]
-fn dynamic_grids_hold_zero_and_the_extremes() {
-    let (grid, zero_point) = dynamic_grid(&[-1.0, 0.5, 1.55, -0.2]);
-    assert_eq!((grid.scale, zero_point), (0.01, 100));
-    assert_eq!((grid.low, grid.high), (-100, 155));
-    assert_eq!(dynamic_grid(&[0.0; 20]).0.scale, 1.0);
-    let (grid, zero_point) = dynamic_grid(&[3.0; 20]);
-    assert_eq!((grid.scale, zero_point), (3.0 / 255.0, 0));
-    // Steps that are too small to divide by, and a distance that is too large to be a number.
-    assert_eq!(dynamic_grid(&[1e-38; 20]).0.scale, 1.0);
-    let (grid, zero_point) = dynamic_grid(&[f32::MAX, f32::MIN]);
-    let step = f64::from(f32::MAX) / 127.5;
-    assert!((f64::from(grid.scale) / step - 1.0).abs() < 1e-6);
-    assert_eq!(zero_point, 128);
-}
-
-#[test]
 fn values_without_a_code_are_told_and_leave_the_grid_of_the_others() {
     let values: Vec<f32> = (0..40).map(|i| i as f32 / 39.0).collect();
-    let (grid, _) = dynamic_grid(&values);
+    let grid = CodeGrid {
+        scale: 1.0 / 255.0,
+        low: 0,
+        high: 255,
+    };
     let mut codes = vec![0; values.len()];
     assert!(grid.quantize(&values, &mut codes));
     for broken in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -389,7 +407,7 @@ fn values_without_a_code_are_told_and_leave_the_grid_of_the_others() {
             let mut values = values.clone();
             values[at] = broken;
             values[(at + 1) % 40] = 1.0;
-            assert_eq!(dynamic_grid(&values).0, grid);
+            assert_eq!(finite_range(&values), [0.0, 1.0]);
             assert!(!grid.quantize(&values, &mut codes), "{broken} at {at}");
             assert_eq!(codes[(at + 1) % 40], 255);
         }
@@ -463,6 +481,15 @@ fn rows_are_normalized() {
     let mut hidden = [f32::NEG_INFINITY, 0.0, 0.0];
     softmax(&mut hidden, 3);
     assert_eq!(hidden, [0.0, 0.5, 0.5]);
+}
+
+/// Its squares are equal: the rounding errors of their sum add up.
+#[test]
+fn a_long_row_is_normalized() {
+    let mut found = [0.1_f32, -0.1].repeat(1 << 19);
+    let gain = vec![1.0; found.len()];
+    layer_norm(&mut found, &gain, None, 0.0);
+    assert!(found.iter().all(|x| (x.abs() - 1.0).abs() < 2e-5));
 }
 
 #[test]

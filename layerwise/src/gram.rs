@@ -9,6 +9,9 @@ use crate::error::{LayerwiseError, finite, same};
 /// Rows whose products are summed in F32.
 const CHUNK: usize = 1024;
 
+/// A sum of squares in F32 below which some of them may have underflown.
+const UNDERFLOWS: f32 = 1e-30;
+
 /// The sums XᵀX `[d, d]`, Σx, and with targets XᵀY `[d, o]`, Σy, Σy², over rows that come in parts.
 ///
 /// Everything is summed about a shift, the mean of the first rows, so that a mean that is large
@@ -141,7 +144,14 @@ impl Gram {
         );
         for column in 0..d {
             let sums = &mut self.xx.col_as_slice_mut(column)[column..];
-            add(sums, &product.col_as_slice(column)[column..]);
+            let products = &product.col_as_slice(column)[column..];
+            add(sums, products);
+            // Of a feature with such squares alone the sum would be 0, as that of a dead one is.
+            if products[0] < UNDERFLOWS {
+                let values = x.iter().skip(column).step_by(d);
+                let squares: f64 = values.map(|x| f64::from(*x).powi(2)).sum();
+                sums[0] += squares - f64::from(products[0]);
+            }
         }
         for row in x.chunks_exact(d) {
             add(&mut self.x, row);

@@ -25,7 +25,7 @@
 //! let magnitude = solve(&problem, &Keep::Weights(2), &Method::Magnitude)?;
 //! assert_eq!(magnitude.support.kept(), [true, true, false]);
 //! // … best-subset search one of them, which takes over the weight of the other.
-//! let best = solve(&problem, &Keep::Weights(2), &Method::best_subset())?;
+//! let best = solve(&problem, &Keep::Weights(2), &Method::BestSubset)?;
 //! assert_eq!(best.support.kept().iter().filter(|kept| **kept).count(), 2);
 //! assert!(best.support.kept()[2] && best.objective < 0.1 * magnitude.objective);
 //! # Ok::<(), burn_lean_layerwise::LayerwiseError>(())
@@ -62,6 +62,5 @@ pub use error::LayerwiseError;
 pub use gram::Gram;
 pub use keep::Keep;
 pub use problem::{LayerProblem, ProblemConfig, Pull};
-pub use search::SearchConfig;
 pub use solve::{LayerSolution, Method, back_solve, masked, solve};
 pub use support::Support;

@@ -7,72 +7,27 @@
 //! ([ABESS, Zhu et al., 2020](https://www.pnas.org/doi/10.1073/pnas.2014241117)).
 
 use crate::Keep;
-use crate::error::LayerwiseError;
 use crate::tableau::Tableau;
 
-/// How far a search goes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SearchConfig {
-    /// Exchanges in a row of the layer, at most; 0 for none. Default 1000.
-    pub max_exchanges: usize,
-    /// Features that a splice begins with; 0 for no splicing. Default 8.
-    pub splice: usize,
-    /// Rounds in which rows of a [`Keep::Weights`] layer give weights to each other. Default 3.
-    pub transfers: usize,
-    /// Moves count that lower the objective of a row by this fraction. Default 1e-5.
-    pub tolerance: f64,
-    /// Operations of optimal brain surgeon, o·d³/3, up to which a layer is searched; of a larger one
-    /// [`Method::Splitting`](crate::Method::Splitting) is taken. Default 1e11.
-    pub max_operations: f64,
-}
-
-impl SearchConfig {
-    /// The defaults.
-    pub fn new() -> Self {
-        Self {
-            max_exchanges: 1000,
-            splice: 8,
-            transfers: 3,
-            tolerance: 1e-5,
-            max_operations: 1e11,
-        }
-    }
-
-    pub(crate) fn check(&self) -> Result<(), LayerwiseError> {
-        match self.tolerance >= 0.0 && self.tolerance.is_finite() {
-            true => Ok(()),
-            false => Err(LayerwiseError::InvalidConfig {
-                field: "tolerance",
-                value: self.tolerance.to_string(),
-                expected: "finite and at least 0",
-            }),
-        }
-    }
-}
-
-impl Default for SearchConfig {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+/// Exchanges in a row of the layer, at most.
+const MAX_EXCHANGES: usize = 1000;
+/// Features that a splice begins with.
+const SPLICE: usize = 8;
+/// Moves count that lower the objective of a row by this fraction.
+pub(crate) const TOLERANCE: f64 = 1e-5;
 
 /// Improves the support of a row, of which f is ½ `constant` more than the tableau says.
-pub(crate) fn improve(
-    mut tableau: Tableau,
-    keep: &Keep,
-    constant: f64,
-    config: &SearchConfig,
-) -> Tableau {
-    let mut exchanges = config.max_exchanges;
+pub(crate) fn improve(mut tableau: Tableau, keep: &Keep, constant: f64) -> Tableau {
+    let mut exchanges = MAX_EXCHANGES;
     let mut splice = match keep {
         // One of a group can only be exchanged with one of the same group.
         Keep::NOfM { .. } => 0,
-        _ => config.splice,
+        _ => SPLICE,
     };
     loop {
         let least = |tableau: &Tableau| {
             let value = tableau.objective() + 0.5 * constant;
-            config.tolerance * value.max(0.0) + 1e-12 * constant
+            TOLERANCE * value.max(0.0) + 1e-12 * constant
         };
         while exchanges > 0
             && let Some((i, j, gain)) = best_exchange(&tableau, keep)

@@ -9,12 +9,17 @@ use crate::conjugate::conjugate;
 use crate::dense::Factor;
 use crate::elimination::obs;
 use crate::error::{LayerwiseError, finite, same};
-use crate::search::{best_entry, cheapest, improve};
+use crate::search::{TOLERANCE, best_entry, cheapest, improve};
 use crate::sparse_gpt::sparse_gpt;
 use crate::splitting::{Pace, splitting};
 use crate::support::places;
 use crate::tableau::Tableau;
-use crate::{Keep, LayerProblem, SearchConfig, Support, scores};
+use crate::{Keep, LayerProblem, Support, scores};
+
+/// Operations of optimal brain surgeon, o·d³/3, up to which a layer is searched.
+const MAX_OPERATIONS: f64 = 1e11;
+/// Rounds in which rows of a [`Keep::Weights`] layer give weights to each other.
+const TRANSFERS: usize = 3;
 
 /// How the support of a layer is chosen, and where its values come from.
 ///
@@ -27,9 +32,8 @@ use crate::{Keep, LayerProblem, SearchConfig, Support, scores};
 /// | `Splitting` | those at which the alternating direction method of multipliers ends | nearly exact |
 /// | `BestSubset` | the best of those above, and `Splitting`'s, exact on each, then exchanges and splicing | exact |
 ///
-/// The objective of `BestSubset` is not above that of any other one. For a layer beyond
-/// [`SearchConfig::max_operations`] it is the best of those above as they are, but `Obs`, and its splitting
-/// takes a third of the iterations.
+/// The objective of `BestSubset` is not above that of any other one. For a layer with o·d³/3 beyond 10¹¹ it
+/// is the best of those above as they are, but `Obs`, and its splitting takes a third of the iterations.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Method {
@@ -50,14 +54,7 @@ pub enum Method {
     /// some 10 d³ operations, and 4 d² for each row in each of some dozens of iterations.
     Splitting,
     /// Local search from the best start.
-    BestSubset(SearchConfig),
-}
-
-impl Method {
-    /// [`BestSubset`](Self::BestSubset) with the defaults.
-    pub fn best_subset() -> Self {
-        Self::BestSubset(SearchConfig::new())
-    }
+    BestSubset,
 }
 
 /// Weights of a layer, on a support.
@@ -94,17 +91,10 @@ pub fn solve(
         }
         Method::Obs => back_solve(problem, &obs(problem, keep)),
         Method::Splitting => split(problem, keep, Pace::Slow),
-        Method::BestSubset(config) => {
-            config.check()?;
+        Method::BestSubset => {
             let operations = problem.outputs() as f64 * (d as f64).powi(3) / 3.0;
-            if operations > config.max_operations {
-                let others = [
-                    Method::SparseGpt { block: 128 },
-                    Method::Magnitude,
-                    Method::Wanda,
-                ];
-                let others = others.iter().map(|method| solve(problem, keep, method));
-                return others.fold(split(problem, keep, Pace::Fast), better);
+            if operations > MAX_OPERATIONS {
+                return beyond(problem, keep);
             }
             let mut best = back_solve(problem, &obs(problem, keep));
             let starts = [
@@ -118,10 +108,21 @@ pub fn solve(
                 best = better(best, back_solve(problem, &start));
             }
             let best = best?;
-            let found = search(problem, keep, &best.support, config)?;
+            let found = search(problem, keep, &best.support)?;
             better(Ok(best), back_solve(problem, &found))
         }
     }
+}
+
+/// [`Method::BestSubset`] of a layer beyond [`MAX_OPERATIONS`].
+fn beyond(problem: &LayerProblem, keep: &Keep) -> Result<LayerSolution, LayerwiseError> {
+    let others = [
+        Method::SparseGpt { block: 128 },
+        Method::Magnitude,
+        Method::Wanda,
+    ];
+    let others = others.iter().map(|method| solve(problem, keep, method));
+    others.fold(split(problem, keep, Pace::Fast), better)
 }
 
 /// The support of [`Method::Splitting`] and its values; SparseGPT's where it has none.
@@ -239,22 +240,17 @@ struct Searched {
 
 /// Best-subset search from a support: every row by itself, then weights go from rows that miss them
 /// least to rows that gain most by them, and those rows are searched again.
-fn search(
-    problem: &LayerProblem,
-    keep: &Keep,
-    start: &Support,
-    config: &SearchConfig,
-) -> Result<Support, LayerwiseError> {
+fn search(problem: &LayerProblem, keep: &Keep, start: &Support) -> Result<Support, LayerwiseError> {
     let mut support = start.clone();
     let mut dirty: Vec<usize> = (0..problem.outputs()).collect();
     let mut rows: Vec<Option<Searched>> = dirty.iter().map(|_| None).collect();
     let free_rows = matches!(keep, Keep::Weights(_));
-    for round in 0..=config.transfers {
+    for round in 0..=TRANSFERS {
         let searched: Result<Vec<(usize, Searched)>, LayerwiseError> = dirty
             .par_iter()
             .map(|row| {
                 let tableau = Tableau::new(problem, *row, support.row(*row))?;
-                let tableau = improve(tableau, keep, problem.constant(*row), config);
+                let tableau = improve(tableau, keep, problem.constant(*row));
                 let weigh = |(at, value)| (at, problem.importance(*row) * value);
                 let searched = Searched {
                     kept: tableau.kept().to_vec(),
@@ -269,7 +265,7 @@ fn search(
             rows[row] = Some(searched);
         }
         dirty.clear();
-        if !free_rows || round == config.transfers {
+        if !free_rows || round == TRANSFERS {
             break;
         }
         // The rows that gain most against those that lose least, one weight each.
@@ -298,7 +294,7 @@ fn search(
             let Some(&(cost, giver, leaving)) = cheapest.next() else {
                 break;
             };
-            if gain <= cost * (1.0 + config.tolerance) {
+            if gain <= cost * (1.0 + TOLERANCE) {
                 break;
             }
             support.row_mut(taker)[entering] = true;
@@ -318,6 +314,35 @@ fn search(
 mod tests {
     use super::*;
     use crate::{Gram, ProblemConfig};
+
+    #[test]
+    fn a_layer_beyond_the_operations_is_not_above_simpler_methods() {
+        let (rows, d, o) = (100, 36, 6);
+        for step in [0.37, 0.71, 1.3, 2.9] {
+            let number = |at: usize| ((at * at) as f64 * step).sin() as f32;
+            let inputs: Vec<f32> = (0..rows * d).map(number).collect();
+            let dense: Vec<f32> = (0..o * d).map(|at| number(at + 7)).collect();
+            let mut gram = Gram::new(d);
+            gram.add(&inputs).unwrap();
+            let problem = LayerProblem::new(&gram, &dense, &ProblemConfig::new()).unwrap();
+            for keep in [
+                Keep::Weights(o * d / 2),
+                Keep::Weights(o * d / 10),
+                Keep::PerRow(d / 3),
+                Keep::NOfM { n: 2, m: 4 },
+            ] {
+                let found = beyond(&problem, &keep).unwrap();
+                for method in [
+                    Method::Magnitude,
+                    Method::Wanda,
+                    Method::SparseGpt { block: 128 },
+                ] {
+                    let other = solve(&problem, &keep, &method).unwrap();
+                    assert!(found.objective <= other.objective, "{keep:?}, {method:?}");
+                }
+            }
+        }
+    }
 
     /// Row r keeps one feature alone, the r-th from the end.
     #[test]

@@ -1,9 +1,9 @@
 //! Blocks of layers, and the layers of a block that read the same.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use burn::backend::ir::TensorId;
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn_lean_graph::{Graph, Node, Product, Tensors, Walk};
 use burn_lean_reparam::each_float;
 
@@ -57,15 +57,16 @@ fn residual<O: Tensors>(walk: &Walk<O>, product: &Product, first: usize) -> Opti
     residual.norm.is_none().then_some(residual.other)
 }
 
-/// The blocks, in order; with a name all layers are one block.
+/// The blocks, in order, of those that are found `only` these; with a name all layers are one block.
 pub(crate) fn blocks<O: Tensors>(
     walk: &Walk<O>,
     preset: &Preset,
+    only: Option<&BTreeSet<String>>,
     whole: Option<&str>,
 ) -> Result<Vec<Block>, OneShotError> {
     let block_of = |path: &str| match whole {
         Some(name) => Some(name.to_string()),
-        None => block_of(path, preset),
+        None => block_of(path, preset, only),
     };
     let products = walk.products();
     let chosen = compressed(walk, &products, preset, &block_of)?;
@@ -149,13 +150,15 @@ fn compressed<'p, O: Tensors>(
             && block_of(path).is_some()
     };
     let chosen: Vec<&Product> = products.iter().filter(is_compressed).collect();
-    for (_, nodes) in walk.shared_weights() {
+    for one in &chosen {
         // What is replaced for one is replaced for those that are skipped, too.
-        if chosen.iter().any(|one| nodes.contains(&one.node)) {
-            let readers = products.iter().filter(|one| nodes.contains(&one.node));
-            let paths = distinct(readers.map(|one| one.parameter.path.clone()));
+        let id = one.parameter.id;
+        let users: Vec<Node<'_>> = walk.graph().users(id).collect();
+        if users.len() > 1 {
+            let read = users.iter().flat_map(|user| user.parameters());
+            let paths = distinct(read.filter(|one| one.id == id).map(|one| one.path.clone()));
             return Err(OneShotError::SharedWeight {
-                products: nodes.len(),
+                operations: users.len(),
                 blocks: distinct(paths.iter().filter_map(|path| block_of(path))).join(", "),
                 paths,
             });
@@ -201,7 +204,11 @@ fn check_named(blocks: &[Block], graph: &Graph, preset: &Preset) -> Result<(), O
 }
 
 /// Paths of weights that products read, but not as a matrix of their own.
-pub(crate) fn left<O: Tensors>(walk: &Walk<O>, preset: &Preset) -> Vec<String> {
+pub(crate) fn left<O: Tensors>(
+    walk: &Walk<O>,
+    preset: &Preset,
+    only: Option<&BTreeSet<String>>,
+) -> Vec<String> {
     let graph = walk.graph();
     let products = walk.products();
     // What follows from parameters and constants alone, with those parameters.
@@ -236,16 +243,18 @@ pub(crate) fn left<O: Tensors>(walk: &Walk<O>, preset: &Preset) -> Vec<String> {
             .iter()
             .any(|product| product.parameter.path == *path)
             && !preset.skip.iter().any(|skipped| is_under(path, skipped))
-            && block_of(path, preset).is_some()
+            && block_of(path, preset, only).is_some()
     };
     distinct(read.into_iter().filter(is_left))
 }
 
-/// Refuses a model of which the forward pass leaves out a block of a list with blocks that were found.
+/// Refuses a model of which the forward pass leaves out a block of a list with blocks that were found, if
+/// the group has a parameter of it.
 pub(crate) fn check_called<M: Module>(
     model: &M,
     graph: &Graph,
     blocks: &[Block],
+    group: Option<&ParamGroup>,
 ) -> Result<(), OneShotError> {
     let lists: HashSet<&str> = blocks
         .iter()
@@ -253,20 +262,28 @@ pub(crate) fn check_called<M: Module>(
         .map(list)
         .collect();
     let read: HashSet<_> = graph.parameters().iter().map(|one| one.id).collect();
-    // Blocks of those lists, each with whether anything in it is read.
-    let mut all: Vec<(String, bool)> = Vec::new();
+    // Blocks of those lists, each with whether anything in it is read, and whether anything is asked for.
+    let mut all: Vec<(String, [bool; 2])> = Vec::new();
     each_float(model, |at, float| {
         let path = at.path();
         let Some(block) = numbered(&path).filter(|block| lists.contains(list(block))) else {
             return;
         };
-        let is_read = read.contains(&float.id());
+        let id = float.id();
+        let is_read = read.contains(&id);
+        let is_asked = group.is_none_or(|group| group.matches(&id, Some(&path)));
         match all.iter_mut().find(|(known, _)| known == block) {
-            Some((_, is_called)) => *is_called |= is_read,
-            None => all.push((block.to_string(), is_read)),
+            Some((_, [any_read, any_asked])) => {
+                *any_read |= is_read;
+                *any_asked |= is_asked;
+            }
+            None => all.push((block.to_string(), [is_read, is_asked])),
         }
     });
-    match all.into_iter().find(|(_, is_called)| !is_called) {
+    let missing = all
+        .into_iter()
+        .find(|(_, [is_read, is_asked])| !is_read && *is_asked);
+    match missing {
         Some((path, _)) => Err(OneShotError::NeverCalled { path }),
         None => Ok(()),
     }
@@ -302,11 +319,26 @@ fn is_under(path: &str, module: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The block of a parameter; `None` where blocks are named and it is in none.
-fn block_of(path: &str, preset: &Preset) -> Option<String> {
+/// The block of a parameter; `None` where blocks are named and it is in none, and for those that are found
+/// where `only` others are taken.
+fn block_of(path: &str, preset: &Preset, only: Option<&BTreeSet<String>>) -> Option<String> {
     if let Some(named) = &preset.blocks {
         return named.iter().find(|one| is_under(path, one)).cloned();
     }
+    let block = found(path);
+    only.is_none_or(|only| only.contains(&block))
+        .then_some(block)
+}
+
+/// The block of a parameter where none are named.
+fn found(path: &str) -> String {
     let module = || path.rsplit_once('.').map_or(path, |(module, _)| module);
-    Some(numbered(path).unwrap_or_else(module).to_string())
+    numbered(path).unwrap_or_else(module).to_string()
+}
+
+/// The blocks, as they are where none are named, with a weight of a group.
+pub(crate) fn blocks_of<O: Tensors>(walk: &Walk<O>, group: &ParamGroup) -> BTreeSet<String> {
+    let products = walk.products().into_iter().map(|one| one.parameter);
+    let of_group = products.filter(|one| group.matches(&one.id, Some(&one.path)));
+    of_group.map(|one| found(&one.path)).collect()
 }

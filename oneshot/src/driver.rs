@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn_lean_graph::{Tensors, Walk};
 use burn_lean_reparam::Rejected;
 
-use crate::block::{Block, blocks, check_called, left};
+use crate::block::{Block, blocks, blocks_of, check_called, left};
 use crate::state::{Finished, State, checksum, fingerprint};
 use crate::work::{Work, put};
 use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target};
@@ -26,6 +26,7 @@ use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target}
 pub struct OneShot<'a> {
     pub(crate) preset: Preset,
     pub(crate) state: Option<PathBuf>,
+    pub(crate) group: Option<ParamGroup>,
     spill: Option<PathBuf>,
     progress: Option<Box<Progress<'a>>>,
 }
@@ -67,6 +68,7 @@ impl std::fmt::Debug for OneShot<'_> {
         f.debug_struct("OneShot")
             .field("preset", &self.preset)
             .field("state", &self.state)
+            .field("group", &self.group)
             .field("spill", &self.spill)
             .finish_non_exhaustive()
     }
@@ -89,9 +91,17 @@ impl<'a> OneShot<'a> {
         Self {
             preset,
             state: None,
+            group: None,
             spill: None,
             progress: None,
         }
+    }
+
+    /// Takes the blocks in which `group` has a weight, in place of [`Preset::blocks`]: of those that are found
+    /// by themselves, whole (`layers.0` for a group of `layers.0.attention`). What is in no such block stays.
+    pub fn with_blocks_of(mut self, group: ParamGroup) -> Self {
+        self.group = Some(group);
+        self
     }
 
     /// Keeps each finished block in `folder`, and goes on after the last one that is there. Each file
@@ -128,8 +138,8 @@ impl<'a> OneShot<'a> {
     /// - [`OneShotError::InvalidConfig`]: what [`Preset::validate`] finds.
     /// - [`OneShotError::Graph`]: the forward pass cannot be recorded or executed, or there is no batch.
     /// - [`OneShotError::NothingToCompress`], [`OneShotError::NeverCalled`],
-    ///   [`OneShotError::SharedWeight`]: no weight is left, a part is not called, or several products read
-    ///   one weight.
+    ///   [`OneShotError::SharedWeight`]: no weight is left, a part is not called, or several operations
+    ///   read one weight.
     /// - [`OneShotError::TooFewRows`]: fewer rows than inputs of a layer.
     /// - [`OneShotError::DoesNotFit`]: groups of a pattern do not divide the inputs of a layer.
     /// - [`OneShotError::Layer`]: inputs or weights of a layer are not finite, or its system has no
@@ -171,10 +181,14 @@ impl<'a> OneShot<'a> {
         };
         let folder = folder.map(|folder| (folder, checksum(&batches)));
         let mut walk = Walk::record(model, batches, forward)?;
+        let only = self.group.as_ref().map(|group| blocks_of(&walk, group));
+        if only.is_some() {
+            self.preset.blocks = None;
+        }
         let mut state = match folder {
             None => None,
             Some((folder, batches)) => {
-                let of = fingerprint(model, walk.graph(), batches, &self.preset);
+                let of = fingerprint(model, walk.graph(), batches, &self.preset, only.as_ref());
                 Some(State::open(&folder, of)?)
             }
         };
@@ -186,9 +200,9 @@ impl<'a> OneShot<'a> {
         if let Some(folder) = &self.spill {
             walk = walk.spilling_to(folder)?;
         }
-        let blocks = blocks(&walk, &self.preset, part.name.as_deref())?;
+        let blocks = blocks(&walk, &self.preset, only.as_ref(), part.name.as_deref())?;
         if part.name.is_none() && self.preset.blocks.is_none() {
-            check_called(model, walk.graph(), &blocks)?;
+            check_called(model, walk.graph(), &blocks, self.group.as_ref())?;
         }
         // Said before the first block takes its hours.
         for layer in blocks.iter().flat_map(Block::layers) {
@@ -209,7 +223,7 @@ impl<'a> OneShot<'a> {
         }
         let of = part.of.unwrap_or(blocks.len());
         let mut report = Report {
-            left: left(&walk, &self.preset),
+            left: left(&walk, &self.preset, only.as_ref()),
             ..Report::default()
         };
         if !report.left.is_empty() {

@@ -49,9 +49,9 @@ pub enum OneShotError {
         /// The first that is on another grid, and why no quantizer has it.
         first: Option<(String, String)>,
     },
-    /// A weight is read by several products: what suits one does not suit the other.
+    /// A weight is read by several operations: what suits one does not suit the other.
     #[error(
-        "{} is one weight that {products} products read, in {blocks}. {}, or name all of its paths in \
+        "{} is one weight that {operations} operations read, in {blocks}. {}, or name all of its paths in \
          `skip` to leave it as it is",
         listed(.paths),
         match .paths.len() {
@@ -63,8 +63,8 @@ pub enum OneShotError {
     SharedWeight {
         /// Paths under which they read it.
         paths: Vec<String>,
-        /// How many products read it.
-        products: usize,
+        /// How many operations read it.
+        operations: usize,
         /// The blocks in which they are.
         blocks: String,
     },

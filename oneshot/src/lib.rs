@@ -2,7 +2,7 @@
 //!
 //! [`OneShot`] walks through a model block by block. Calibration batches arrive at each layer as the
 //! compressed layers before it leave them, XᵀX is summed up, the weights are pruned, rounded to a
-//! grid, or both at once, and what the compressed layer gives goes on. Memory is that of the model,
+//! grid, or both, one after the other, and what the compressed layer gives goes on. Memory is that of the model,
 //! one block's XᵀX, and the activations between two layers, in files where asked; of a model that is too
 //! large, [`OneShot::compress_blocks`] has one block in memory at a time. The model is not edited: its
 //! forward pass is recorded ([`burn_lean_graph::Walk`]).
@@ -27,8 +27,8 @@
 //! # What is compressed
 //!
 //! Every weight that a `matmul`, `linear` or convolution reads, but for embeddings and what is
-//! shared with one (a tied head), and what [`Preset::skip`] names. A weight that several products
-//! read is refused with its paths, unless all of them are skipped. What is no matrix of its own
+//! shared with one (a tied head), and what [`Preset::skip`] names. A weight that several
+//! operations read is refused with its paths, unless all of them are skipped. What is no matrix of its own
 //! (the experts of a mixture in one parameter, a part of a matrix) stays, and is in [`Report::left`].
 //!
 //! # Beyond the published methods

@@ -15,13 +15,13 @@ use crate::error::invalid;
 /// use burn_lean_oneshot::{Pattern, Preset, Rounding};
 ///
 /// let mut preset: Preset = "w4a16-g32".parse().unwrap();
-/// assert_eq!(preset, Preset::w4a16(32));
+/// assert_eq!(preset, Preset::w4a16().with_group(32));
 /// // Every choice can be changed, printed and stored.
 /// preset.quantize.as_mut().unwrap().symmetric = true;
 /// assert_eq!(preset.name(), "w4a16-g32-sym");
 /// let stored = serde_json::to_string(&preset).unwrap();
 /// assert_eq!(serde_json::from_str::<Preset>(&stored).unwrap(), preset);
-/// // Zeros and grid points chosen together.
+/// // Zeros first, then the weights that stay on a grid; zeros move only with `exchange_zeros`.
 /// let both: Preset = "sparse-2:4-w4a16-g32".parse().unwrap();
 /// assert_eq!(both.prune.unwrap().pattern, Pattern::NOfM { n: 2, m: 4 });
 /// ```
@@ -53,9 +53,10 @@ pub struct Preset {
     /// head), always do.
     #[config(default = "Vec::new()")]
     pub skip: Vec<String>,
-    /// Paths of the blocks. Default: found by the first number in a path (`layers.0`), and every
-    /// weight without one by itself; a block that is not called while others of its list are is an
-    /// error ([`NeverCalled`](crate::OneShotError::NeverCalled)).
+    /// Paths of the blocks; of a group of parameters:
+    /// [`with_blocks_of`](crate::OneShot::with_blocks_of). Default: found by the first number in a path
+    /// (`layers.0`), and every weight without one by itself; a block that is not called while others of
+    /// its list are is an error ([`NeverCalled`](crate::OneShotError::NeverCalled)).
     pub blocks: Option<Vec<String>>,
 }
 
@@ -96,9 +97,8 @@ pub enum PruneMethod {
     /// One pass over the inputs, others make good
     /// ([Frantar & Alistarh, 2023](https://arxiv.org/abs/2301.00774)).
     SparseGpt,
-    /// The best subset that a local search finds, with exact values; of layers beyond
-    /// [`max_operations`](burn_lean_layerwise::SearchConfig::max_operations), of some thousand inputs, by
-    /// splitting ([ALPS](https://arxiv.org/abs/2406.07831)).
+    /// The best subset that a local search finds, with exact values; of large layers, of some thousand
+    /// inputs, by splitting ([ALPS](https://arxiv.org/abs/2406.07831)).
     BestSubset,
 }
 
@@ -224,12 +224,19 @@ impl Preset {
             .with_activations(Some(Activations::new(8)))
     }
 
-    /// 4-bit weights with a scale and a zero point for every `group` inputs.
-    pub fn w4a16(group: usize) -> Self {
-        let quantize = Quantize::new(4)
-            .with_group(Some(group))
-            .with_symmetric(false);
+    /// 4-bit weights with a scale and a zero point for every 128 inputs (`w4a16-g128`), or as many as
+    /// [`with_group`](Self::with_group) says.
+    pub fn w4a16() -> Self {
+        let quantize = Quantize::new(4).with_group(Some(128)).with_symmetric(false);
         Self::new().with_quantize(Some(quantize))
+    }
+
+    /// With a scale for every `group` inputs, where there is a grid.
+    pub fn with_group(mut self, group: usize) -> Self {
+        if let Some(quantize) = &mut self.quantize {
+            quantize.group = Some(group);
+        }
+        self
     }
 
     /// A fraction of zeros in every weight matrix, chosen as best subsets.

@@ -1,6 +1,6 @@
 //! What was done to a model.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 /// What was done to a model, layer by layer.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -27,11 +27,15 @@ pub struct LayerReport {
     pub rows: usize,
     /// Inputs that are zero in every row: their weights cost nothing.
     pub dead_inputs: usize,
+    /// λ, the damping: what [`Preset::ridge`](crate::Preset::ridge) came to on the diagonal of XᵀX/n, of a
+    /// convolution with groups the largest; 0 where nothing is asked of calibration data.
+    #[serde(default)]
+    pub ridge: f64,
     /// Squared error of the outputs against the target, as a fraction of the target's squares. Where inputs
     /// are rounded, what rounding them costs is in it with the target `Original`, and not with `OwnInputs`,
     /// which is of rounded ones, too. Where nothing
     /// is asked of calibration data ([`w8a16`](crate::Preset::w8a16)), it is that of the weights themselves.
-    #[serde(deserialize_with = "or_nan")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub relative_error: f64,
     /// Weights that are zero.
     pub zeros: usize,
@@ -43,11 +47,6 @@ pub struct LayerReport {
     /// reads: something else reads it, too, or it is no norm, product or gate. It is rounded as it is.
     #[serde(default)]
     pub unscaled: bool,
-}
-
-/// JSON has no NaN and no infinity, and writes `null`.
-fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// What a block took.

@@ -17,6 +17,8 @@ pub(crate) struct Solved {
     /// What the objective is a part of.
     pub(crate) scale: f64,
     pub(crate) dead_inputs: usize,
+    /// What was added to the diagonal of XᵀX/n.
+    pub(crate) ridge: f64,
 }
 
 /// Compresses a weight `dense`, `[outputs, inputs]`. `shared` is of layers with the same XᵀX.
@@ -37,6 +39,7 @@ pub(crate) fn compress(
         objective: problem.error(&values).map_err(of_path)?,
         scale: problem.scale(),
         dead_inputs: problem.dead_features().len(),
+        ridge: problem.ridge(),
         values,
         grid,
     })
@@ -94,6 +97,7 @@ pub(crate) fn compress_blindly(
             .sum(),
         scale: dense.iter().map(|w| f64::from(*w).powi(2)).sum(),
         dead_inputs: 0,
+        ridge: 0.0,
         values,
         grid: codes,
     })
@@ -179,7 +183,7 @@ fn solve_problem(
                     _ => 128,
                 },
             },
-            PruneMethod::BestSubset => Method::best_subset(),
+            PruneMethod::BestSubset => Method::BestSubset,
         };
         let solution = solve(problem, &keep, &method)?;
         start = solution.weights.iter().map(|w| f64::from(*w)).collect();

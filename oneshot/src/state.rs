@@ -1,7 +1,7 @@
 //! Finished blocks in a folder.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -54,6 +54,9 @@ pub(crate) struct State {
 pub(crate) struct Manifest {
     format: u32,
     preset: Preset,
+    /// The blocks that are taken of those that are found; `None` for all.
+    #[serde(default)]
+    only: Option<BTreeSet<String>>,
     /// CRC-32 of parameters, of batches, and of operations with the numbers in them.
     model: u32,
     batches: u32,
@@ -94,6 +97,7 @@ pub(crate) fn fingerprint<M: Module>(
     graph: &Graph,
     batches: u32,
     preset: &Preset,
+    only: Option<&BTreeSet<String>>,
 ) -> Manifest {
     let mut of_model = Checksum::default();
     each_float(model, |_, float| of_model.add(&float.data()));
@@ -111,6 +115,7 @@ pub(crate) fn fingerprint<M: Module>(
     Manifest {
         format: 4,
         preset: preset.clone(),
+        only: only.cloned(),
         model: of_model.0.finalize(),
         batches,
         operations: of_operations.0.finalize(),
@@ -161,6 +166,7 @@ impl State {
                 let what = match () {
                     () if found.format != manifest.format => "another version of this crate",
                     () if found.preset != manifest.preset => "another preset",
+                    () if found.only != manifest.only => "other blocks",
                     () if found.model != manifest.model => "other parameters of the model",
                     () if found.batches != manifest.batches => "other calibration batches",
                     () if found.operations != manifest.operations => {

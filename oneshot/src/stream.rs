@@ -48,7 +48,7 @@ impl OneShot<'_> {
     ///     Ok((format!("layers.{number}"), LinearConfig::new(16, 16).init(&device)))
     /// };
     /// let x = Tensor::<2>::random([64, 16], Distribution::Default, &device);
-    /// let done = OneShot::new(Preset::w4a16(8)).compress_blocks(
+    /// let done = OneShot::new(Preset::w4a16().with_group(8)).compress_blocks(
     ///     [x],
     ///     (0..3).map(load),
     ///     |layer, x| layer.forward(x),
@@ -72,7 +72,7 @@ impl OneShot<'_> {
         forward: impl Fn(&M, T) -> T,
         mut store: impl FnMut(usize, Compressed<M>) -> Result<(), E>,
     ) -> Result<Streamed<T>, E> {
-        if self.preset.blocks.is_some() {
+        if self.preset.blocks.is_some() || self.group.is_some() {
             invalid("blocks", "named", "none: each module is a block")?;
         }
         let mut streamed = Streamed {

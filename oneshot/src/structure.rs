@@ -233,9 +233,7 @@ impl<'a> Structure<'a> {
         let Some(own) = parameters.find(|one| one.path == path) else {
             return false;
         };
-        let reads = self.graph.nodes().filter(|node| !node.is_view());
-        let reads = reads.filter(|node| node.parameters().any(|one| one.id == own.id));
-        reads.count() == 1
+        self.graph.users(own.id).count() == 1
     }
 
     /// The path of the parameter that an operand is, if that is a vector with one number for each of so

@@ -117,7 +117,8 @@ impl<O: Tensors> Work<'_, O> {
                 values: Vec::new(),
                 grid: None,
             };
-            let (mut objective, mut scale, mut dead, mut rows) = (0.0, 0.0, 0, 0);
+            let (mut objective, mut scale, mut ridge) = (0.0, 0.0, 0.0_f64);
+            let (mut dead, mut rows) = (0, 0);
             for part in 0..product.groups {
                 let size = per_group * product.inputs;
                 let own = &dense[part * size..(part + 1) * size];
@@ -132,6 +133,7 @@ impl<O: Tensors> Work<'_, O> {
                 objective += solved.objective;
                 scale += solved.scale;
                 dead = dead.max(solved.dead_inputs);
+                ridge = ridge.max(solved.ridge);
                 weight.values.extend(solved.values);
                 match (&mut weight.grid, solved.grid) {
                     (Some(grid), Some(more)) => {
@@ -146,6 +148,7 @@ impl<O: Tensors> Work<'_, O> {
                 path: path.into(),
                 rows,
                 dead_inputs: dead,
+                ridge,
                 relative_error: objective / scale.max(f64::MIN_POSITIVE),
                 zeros: weight.zeros(),
                 weights: weight.values.len(),

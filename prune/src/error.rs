@@ -323,12 +323,12 @@ pub enum PruneError {
         /// What stands in the way.
         reason: String,
     },
-    /// The budget names a parameter that is not there.
-    #[error("the budget names `{path}`, which is not among the prunable parameters: {known}")]
+    /// The config names a parameter that is not there.
+    #[error("budget, grid or `flops` name `{path}`, which is none of the parameters: {known}")]
     UnknownLayer {
-        /// Path in the budget.
+        /// Path in the config.
         path: String,
-        /// The prunable parameters.
+        /// The parameters: of `flops` all, of the others those that are pruned.
         known: String,
     },
     /// A system of equations is singular to working precision.

@@ -39,7 +39,7 @@
 //! - [`Pruner`]: layer by layer, from inputs alone: where to begin; [`GradualPruner`] in stages,
 //!   also by magnitude alone, with training between them;
 //! - [`PrunerConfig`]: one stage (CHITA) or several with fresh gradients (CHITA++), each to a target
-//!   of its [`Schedule`]; [`GradualConfig`] trains in between;
+//!   of its [`SparsitySchedule`]; [`GradualConfig`] trains in between;
 //! - [`Batch`]: what a loader yields; tuples of tensors are one already;
 //! - [`Selection`]: which parameters are pruned, and why others are not;
 //! - [`Budget`] and [`SparsityPattern`]: how much is kept (in all, per layer, in operations as
@@ -95,7 +95,7 @@ pub use masks::{Mask, Masks, rewind};
 pub use model::{Batch, LayerKind, Layout, PruneReport, Selection, flops, mean_loss};
 pub use problem::{Budget, Groups, Problem, Solution, SparsityPattern};
 
-pub use run::{GradualConfig, GradualPruner, Pruned, PrunerConfig, Schedule, StageMethod};
+pub use run::{GradualConfig, GradualPruner, Pruned, PrunerConfig, SparsitySchedule, StageMethod};
 
 pub use shrink::{Shrink, load_shrunk};
 pub use solver::{

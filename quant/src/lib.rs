@@ -129,7 +129,7 @@ pub use burn_lean_graph::{Form, GraphError, Role, TensorMapper, Tensors, tensors
 /// }
 /// ```
 pub use burn_lean_quant_macros::quantize_calls;
-pub use codes::{QuantizedTensor, Storage, quantized_weights, seen_weights};
+pub use codes::{QuantizedTensor, quantized_weights, seen_weights};
 pub use deploy::{
     ConversionReport, ConvertConfig, LoadConfig, Unsupported, load_safetensors, save_safetensors,
 };

@@ -1,5 +1,6 @@
 //! How reports print, and how their numbers are written.
 
+pub(crate) use burn_lean_reparam::json::float;
 use comfy_table::{Table, presets};
 
 pub(crate) fn table(header: &[&str]) -> Table {
@@ -89,31 +90,5 @@ pub(crate) mod float_pairs {
             .into_iter()
             .map(|Pair(key, value)| (key, value))
             .collect())
-    }
-}
-
-/// JSON has no infinities and no NaN: those are written as strings.
-pub(crate) mod float {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum Number {
-        Finite(f64),
-        Other(String),
-    }
-
-    pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        match value.is_finite() {
-            true => Number::Finite(*value).serialize(serializer),
-            false => Number::Other(value.to_string()).serialize(serializer),
-        }
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        match Number::deserialize(deserializer)? {
-            Number::Finite(value) => Ok(value),
-            Number::Other(text) => text.parse().map_err(serde::de::Error::custom),
-        }
     }
 }

@@ -27,7 +27,7 @@ pub enum RecipeError {
     #[error("`{stage}.{field}` is {value}, but must be {expected}")]
     Invalid {
         /// The stage: `recipe`, `train`, `prune`, `prune.tune`, `quantize[0]`, `quantize[0].train`…; `run`,
-        /// `report`.
+        /// `report`, `bounds`.
         stage: String,
         /// Its field.
         field: &'static str,

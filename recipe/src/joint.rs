@@ -1,4 +1,4 @@
-//! Zeros and codes of a model, chosen together.
+//! Zeros and codes of a model, chosen by one objective.
 
 use std::collections::HashMap;
 

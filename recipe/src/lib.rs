@@ -60,14 +60,14 @@ pub use distillation::Distillation;
 pub use error::RecipeError;
 pub use joint::{Joint, JointOutcome};
 pub use plan::{
-    ComputeDtype, Format, Numbers, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
-    RoundingMethod, ShrinkStage, Sparsity, TrainStage,
+    Bounds, ComputeDtype, Format, Numbers, PruneMethod, PruneStage, QuantizeStage, RateSchedule,
+    Recipe, RoundingMethod, ShrinkStage, Sparsity, TrainStage,
 };
 pub use row::Row;
 pub use run::{Latency, Outcome, Progress, Run, StageOutcome};
-pub use soup::{GreedySoup, greedy_soup, uniform_soup};
+pub use soup::{GreedySoup, greedy_soup, uniform_soup, uniform_soup_of_records};
 pub use task::{Predict, Task};
 pub use trust::{
-    Answers, Bounds, Energy, EnergyCounter, EnergyMeter, EnergyPart, LayerSqnr, Perturbation,
+    Answers, Energy, EnergyCounter, EnergyMeter, EnergyPart, LayerSqnr, Perturbation,
     ReliabilityBin, Robustness, Share, Side, Trust, TrustConfig, mcnemar, wilson,
 };

@@ -1,10 +1,13 @@
 //! Averages of the weights of several models.
 
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::path::Path;
 
 use burn::module::{Module, Param};
+use burn::store::ModuleRecord;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use burn_lean_quant::qat::merge_observers;
+use burn_lean_quant::{load_record, qat::merge_observers};
 use burn_lean_reparam::{
     PathMapper, PathVisitor, Trail, Training, map_with_path, own_copy, visit_with_path,
 };
@@ -87,6 +90,31 @@ pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
         reason: rejected.into_error().to_string(),
     })?;
     Ok(Training::of(first).restore(soup))
+}
+
+/// The [average](uniform_soup) of models that were saved as Burn's records
+/// ([`ModuleRecord`]), each loaded into a copy of `model`: the checkpoints of a training, say. All of them
+/// are in memory at once.
+///
+/// # Errors
+///
+/// Those of [`uniform_soup`]; [`RecipeError::Soup`] with the path of a file that cannot be read, or is no
+/// record of such a model.
+pub fn uniform_soup_of_records<M: Module>(
+    model: &M,
+    paths: &[impl AsRef<Path>],
+) -> Result<M, RecipeError> {
+    let load = |path: &Path| -> Result<M, RecipeError> {
+        let refused = |error: &dyn Display| RecipeError::Soup {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        };
+        let record = ModuleRecord::load(path).map_err(|error| refused(&error))?;
+        let loaded = load_record(own_copy(model), record);
+        loaded.map_err(|rejected| refused(rejected.error()))
+    };
+    let models = paths.iter().map(|path| load(path.as_ref()));
+    uniform_soup(&models.collect::<Result<Vec<M>, _>>()?)
 }
 
 /// What [`greedy_soup`] made.

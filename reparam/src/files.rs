@@ -32,6 +32,9 @@ impl<E> Files<E> {
     /// What a killed process left of the same file is removed before.
     fn replace(&self, path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
         let failed = self.failed("cannot write", path);
+        // What a link leads to is written, and the link stays.
+        let target = fs::canonicalize(path).ok().filter(|_| path.is_symlink());
+        let path = target.as_deref().unwrap_or(path);
         clear(path);
         // Held until the file is in its place.
         let (partial, _file) = beside(path).map_err(&failed)?;
@@ -218,6 +221,22 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"new");
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    /// A checkpoint on another disk, say.
+    #[test]
+    fn a_write_through_a_link_is_one_of_the_file_that_it_leads_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = folder.path().join("disk");
+        fs::create_dir(&real).unwrap();
+        fs::write(real.join("real.bin"), "old").unwrap();
+        let link = folder.path().join("model.bin");
+        std::os::unix::fs::symlink(real.join("real.bin"), &link).unwrap();
+        FILES.write(&link, b"new").unwrap();
+        assert_eq!(fs::read(real.join("real.bin")).unwrap(), b"new");
+        assert!(link.is_symlink());
+        assert_eq!(names(&real), ["real.bin"]);
+        assert_eq!(names(folder.path()), ["disk", "model.bin"]);
     }
 
     #[test]

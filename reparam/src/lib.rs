@@ -56,6 +56,8 @@ pub mod column_layout;
 mod files;
 mod find;
 mod floats;
+#[doc(hidden)]
+pub mod json;
 pub mod reductions;
 mod rejected;
 #[doc(hidden)]

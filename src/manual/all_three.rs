@@ -29,7 +29,8 @@
 //! for _ in 0..3 {
 //!     let loss = autocast.run(&model, x.clone(), |model, x| model.forward(x).square().mean())?;
 //!     let grads = GradientsParams::from_grads(scaler.scale(loss)?.backward(), &model);
-//!     model = advance(scaler.step(&mut optim, 1e-3, model, grads)?);
+//!     // Moves the schedules of the quantizers on, too.
+//!     model = scaler.step(&mut optim, 1e-3, model, grads)?;
 //! }
 //! let (model, _) = ConvertConfig::new().convert(model)?;
 //! let zeros = model.weight.val().equal_elem(0.0).int().sum().into_scalar::<i64>();
@@ -56,7 +57,7 @@
 //! # use burn::optim::{AdamWConfig, GradientsParams};
 //! # use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 //! # use burn_lean::prelude::*;
-//! use burn_lean::prune::{GradualConfig, Schedule, Selection};
+//! use burn_lean::prune::{GradualConfig, SparsitySchedule, Selection};
 //!
 //! # let device = Device::flex().autodiff();
 //! # let model = LinearConfig::new(16, 8).init(&device);
@@ -71,7 +72,7 @@
 //! let mut optim = AdamWConfig::new().init();
 //! let pruner = PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), FisherConfig::new(16))
 //!     .with_stages(3)
-//!     .with_schedule(Schedule::Linear { base: 0.25 });
+//!     .with_schedule(SparsitySchedule::Linear { base: 0.25 });
 //! let pruned = GradualConfig::new(pruner, 1, 2).prune(
 //!     model,
 //!     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),

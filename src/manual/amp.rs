@@ -66,4 +66,5 @@
 //! | steps of a small model that take long | [`Autocast::cached`](crate::amp::Autocast::cached): each step is recorded otherwise |
 //! | in a region: mixed dtypes | [`audit`](crate::amp::audit()) names all calls that belong into [`full_precision`](crate::amp::full_precision()), in one run |
 //! | skipped steps | the [`StepReport`](crate::amp::StepReport) says which parameter overflowed; a few at the start are how the scale is found |
+//! | `OptimizerState` when a checkpoint is loaded, a panic in Burn's Learner | Burn loads the state of an optimizer on its default device, which is not there: [`ResumableOptimizer`](crate::amp::ResumableOptimizer) from the start |
 //! | `Diverged` | [`calibrate_scale`](crate::amp::calibrate_scale), which fails where FP32 is not finite either |

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Autocast::run`](crate::amp::Autocast::run) | F32, updated as always; a skipped step leaves no infinity in them | nothing |
 //! | a region | F32 | call it in [`full_precision`](crate::amp::full_precision()); [`audit`](crate::amp::audit()) names the calls |
-//! | quantization | folded into the layer before | [`fold_for`](crate::quant::fold_for), before `prepare`; during QAT `Schedule::with_freeze_batch_norm_at` |
+//! | quantization | folded into the layer before | [`fold_for`](crate::quant::fold_for), before `prepare`; during QAT `Schedule::with_freeze_batch_norm_at`, which runs that are recorded heed; in a region or a loop of plain calls it takes `advance` after each step |
 //! | pruning | stale: they are those of the dense network | `Pruner` measures them on the way, `PrunerConfig` judges ([`RunningStatistics`](crate::prune::RunningStatistics)); after fine-tuning [`recompute_batch_norm`](crate::prune::recompute_batch_norm) |
 //!
 //! Burn's clones of a model share running statistics: what trains or moves one (`to_device`) does so to

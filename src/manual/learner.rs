@@ -4,8 +4,8 @@
 //! |---|---|
 //! | mixed precision | a model with Burn's `TrainStep` and `InferenceStep` goes into the Learner as `Amp::new(OwnSteps::new(model), …)` |
 //! | a step of one's own | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
-//! | after each step | `with_after_step(advance)`: quantizers move on, masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), &GradScalerConfig::for_dtype(FloatDType::F32))` |
-//! | several devices | quantizers of activations observe, and begin to learn, in replicas, which are dropped: calibrate before, and `advance` warns where that was not done |
+//! | after each step | the quantizers of the model move on by themselves; `with_after_step`: masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), &GradScalerConfig::for_dtype(FloatDType::F32))` |
+//! | several devices | quantizers of activations observe, and begin to learn, in replicas, which are dropped: calibrate before; a warning says where that was not done. Learned scales of weights (`Learned::Lsq`) begin by `with_after_step(advance)`: without it they never do, and nothing says so |
 //! | tied weights | stay one parameter in `Amp` and `AfterStep`; freeze a copy that is to stay as it is |
 //! | the loss scale | is in Burn's own checkpoints, and a metric: `LossScaleMetric`, `SkippedStepsMetric` |
 //! | errors | stop the training through `Monitor::interrupter`, and are in `Monitor::error` |
@@ -74,8 +74,7 @@
 //!     .with_schedule(Schedule::new().with_quantize_from(2))
 //!     .prepare(model)?;
 //! let config = GradScalerConfig::for_dtype(FloatDType::F16);
-//! let amp = Amp::from_prepared(model, Autocast::new(FloatDType::F16), &config)?
-//!     .with_after_step(advance);
+//! let amp = Amp::from_prepared(model, Autocast::new(FloatDType::F16), &config)?;
 //! let monitor = amp.monitor();
 //! let schedule = amp.lr_scheduler(0.1)?;
 //! let mut learner = Learner::new(amp, SgdConfig::new().init(), schedule);

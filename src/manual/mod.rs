@@ -18,6 +18,12 @@
 //! *worth* in the forward pass (a reparameterization of Burn's, attached by one checked verb, so that
 //! the struct, its parameters and checkpoints stay), and a forward pass is *recorded*, so that what
 //! happens to the numbers can be said without an edit of the model.
+//!
+//! Settings go into JSON and back. Those of Burn's `Config` (`QatConfig`, `SolverConfig`, `GradScalerConfig`,
+//! `Preset`) are to be written by [`Config::save`](burn::config::Config::save), and edited then: of a file that is
+//! written by hand, Burn passes over fields that it does not know, misspelt ones, and reads an option that is
+//! missing as `None`, where its default is another, too. Recipes, pruners, schemes and loss scales
+//! refuse a field that they do not know.
 
 pub mod all_three;
 pub mod amp;

@@ -1,8 +1,8 @@
 //! Language models, in one pass over a little text.
 //!
 //! [`OneShot`](crate::oneshot::OneShot) walks through a model layer by layer. What arrives at a layer comes
-//! from the compressed layers before it; the layer's weights are pruned, rounded to a grid, or both at once,
-//! so that it gives what the original model gives there. No labels, no loss, no gradients:
+//! from the compressed layers before it; the layer's weights are pruned, rounded to a grid, or both, one after
+//! the other, so that it gives what the original model gives there. No labels, no loss, no gradients:
 //!
 //! ```
 //! use burn::module::Module;
@@ -63,12 +63,13 @@
 //! | `w8a16` | 8-bit weights, a scale for each output |
 //! | `w4a16-g32` | 4 bits, a scale for 32 inputs: GPTQ with searched ranges and refined codes |
 //! | `sparse-2:4`, `sparse-0.5` | zeros, chosen as best subsets |
-//! | `sparse-2:4-w4a16-g32` | both in one solve |
+//! | `sparse-2:4-w4a16-g32` | zeros first, then codes of the weights that stay, which make good for each other |
 //! | `w8a8` | 8-bit weights, rounded to nearest after SmoothQuant, and 8-bit inputs: errors are reported for rounded inputs |
 //! | `w4a8-g32` | the same with 4-bit weights that are solved for rounded inputs |
 //!
 //! With the last two, [`Compressed::prepare`](crate::oneshot::Compressed::prepare) with the preset's activations
-//! makes the layers round their inputs.
+//! makes the layers round their inputs. With zeros and a grid, zeros stay where pruning left them, unless
+//! [`exchange_zeros`](crate::oneshot::Quantize::exchange_zeros) lets them move while codes are chosen.
 //!
 //! A [`Preset`](crate::oneshot::Preset) is also built field by field: AWQ, SmoothQuant, SparseGPT, Wanda,
 //! magnitude; [`as_published`](crate::oneshot::Preset::as_published) is the method of the paper alone.
@@ -79,6 +80,9 @@
 //! [`spilling_to`](crate::oneshot::OneShot::spilling_to) keeps activations in files, and
 //! [`compress_blocks`](crate::oneshot::OneShot::compress_blocks) has one block in memory at a time.
 //! [`KvCache`](crate::oneshot::KvCache) keeps keys and values in 8 bits; in a recorded pass it goes in with
-//! the tokens and comes back with the logits. The example `llama_compress` takes
-//! the folder of a Llama as it comes from Hugging Face (`config.json`, shards, the scaled rotations of
+//! the tokens and comes back with the logits. The caches of Burn's own attention (`forward_cache`,
+//! `forward_autoregressive_inference`) are private to it: there weights alone are quantized, and keys and values
+//! stay floats.
+//!
+//! The example `llama_compress` takes the folder of a Llama as it comes from Hugging Face (`config.json`, shards, the scaled rotations of
 //! Llama 3.1), or a file with the names of Hugging Face or Meta, without biases.

@@ -4,7 +4,9 @@ use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{
     BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig,
+    PairwiseDistanceConfig,
 };
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, FloatDType, IndexingUpdateOp, Int, Tensor};
 use burn_lean::amp::{
     AmpError, AutocastConfig, Fallback, audit,
@@ -14,7 +16,7 @@ use burn_lean::amp::{
 };
 
 use crate::model::{Mlp, bits};
-use crate::support::each_device;
+use crate::support::{each_device, values};
 
 fn ones(device: &Device) -> Tensor<2> {
     Tensor::ones([5, 6], device)
@@ -467,4 +469,48 @@ fn an_expanded_activation_counts_as_it_is_stored() {
         audit.unwrap().memory.activations_f32
     };
     assert_eq!(activations(64), activations(1));
+}
+
+#[test]
+fn a_sum_of_squares_leaves_the_range_before_its_squares_do() {
+    let device = Device::flex();
+    let layer = LinearConfig::new(4, 8).init(&device);
+    let (model, autocast) = config(FloatDType::F16).prepare(layer).unwrap();
+    let distance = PairwiseDistanceConfig::new().init();
+    let x = Tensor::<2>::ones([5, 4], &device);
+    let found = audit(&model, &autocast, x, |model, autocast, x| {
+        autocast.forward(x, |x| {
+            let y = model.forward(x);
+            distance.forward(y.clone(), y * 0.0)
+        })
+    });
+    let sites = found.unwrap().call_sites().into_iter();
+    let sites = sites.filter(|site| site.finding == Finding::MayOverflow);
+    let bounds = sites.filter_map(|site| site.overflows_from);
+    let bound = bounds.fold(f64::INFINITY, f64::min);
+    assert!((bound - 90.49).abs() < 0.01, "{bound}");
+    for (magnitude, is_right) in [(bound * 0.98, true), (bound * 1.02, false)] {
+        let x = Tensor::<2>::full([5, 8], magnitude, &device).cast(FloatDType::F16);
+        let found = distance.forward(x.clone(), x.zeros_like());
+        let found = values(found.cast(FloatDType::F32));
+        assert!(
+            found.iter().all(|one| one.is_finite() == is_right),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_sigmoid_in_half_precision_is_named() {
+    let layer = LinearConfig::new(6, 4).init(&Device::flex());
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let (model, autocast) = config(dtype).prepare(layer.clone()).unwrap();
+        let x = ones(&Device::flex());
+        let found = audit(&model, &autocast, x, |model, autocast, x| {
+            autocast.forward(x, |x| sigmoid(model.forward(x)))
+        });
+        let operations = found.unwrap().operations;
+        let sigmoid = operations.iter().find(|one| one.name == "sigmoid").unwrap();
+        assert_eq!(sigmoid.findings, [Finding::LosesPrecision]);
+    }
 }

@@ -5,7 +5,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfi
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
     AmpError, AutocastConfig, Fallback, autocast::KeptBecause, full_precision, materialize_half,
-    parameter_precision, self_test, supported_dtypes,
+    parameter_precision, self_test, self_test::SelfTest, supported_dtypes,
 };
 use burn_lean::graph::GraphError;
 use burn_lean::reparam::{AttachError, attach, each_float};
@@ -204,6 +204,27 @@ fn batch_norm_recurrent_and_requested_parameters_stay_in_f32() {
     }
 }
 
+/// `haed` would be computed in half, and nobody told.
+#[test]
+fn a_group_of_no_parameter_is_refused_with_the_model() {
+    let config = |part: &str| {
+        AutocastConfig::new(FloatDType::F16)
+            .with_full_precision(Some(ParamGroup::from_predicate(part)))
+    };
+    let model = Mixed::new(&Device::flex());
+    let before = bits(&model);
+    let (model, error) = config("haed").prepare(model).unwrap_err().into_parts();
+    assert_says!(error, "full_precision", "haed");
+    let (model, error) = config("haed")
+        .materialize_half(model)
+        .unwrap_err()
+        .into_parts();
+    assert_says!(error, "full_precision", "haed");
+    assert_eq!(bits(&model), before);
+    // What stays in F32 anyway may be named.
+    assert!(config("norm").prepare(model).is_ok());
+}
+
 #[test]
 fn a_region_runs_what_burn_cannot_run_in_half() {
     each_device(|target| {
@@ -322,6 +343,14 @@ fn a_self_test_that_fails_is_an_error_that_names_the_check() {
     assert_says!(error, "60000 · 2", "65504");
     test.detects_computed_nan = false;
     assert_says!(test.failure().unwrap(), "computed NaN");
+}
+
+#[test]
+fn a_self_test_reads_back_from_json_with_its_infinity() {
+    let test = self_test(&Device::flex(), FloatDType::F16).unwrap();
+    assert_eq!(test.doubled_60000, f32::INFINITY);
+    let json = serde_json::to_string(&test).unwrap();
+    assert_eq!(serde_json::from_str::<SelfTest>(&json).unwrap(), test);
 }
 
 #[test]

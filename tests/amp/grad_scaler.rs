@@ -9,6 +9,7 @@ use burn_lean::amp::{
 };
 
 use crate::model::{Mlp, bits, gradients, loss, one_gradient, prepared};
+use crate::run::Warnings;
 use crate::support::{cast, each_device, values};
 
 fn dynamic() -> GradScaler {
@@ -302,66 +303,20 @@ fn hysteresis_tolerates_single_overflows() {
 
 #[test]
 fn numbers_out_of_range_are_refused_by_field() {
-    let default = DynamicLossScale::default();
-    let bad = [
-        (
-            "init_scale",
-            DynamicLossScale {
-                init_scale: f32::NAN,
-                ..default
-            },
-        ),
-        (
-            "init_scale",
-            DynamicLossScale {
-                init_scale: 0.0,
-                ..default
-            },
-        ),
-        (
-            "growth_factor",
-            DynamicLossScale {
-                growth_factor: 1.0,
-                ..default
-            },
-        ),
-        (
-            "backoff_factor",
-            DynamicLossScale {
-                backoff_factor: 1.0,
-                ..default
-            },
-        ),
-        (
-            "growth_interval",
-            DynamicLossScale {
-                growth_interval: 0,
-                ..default
-            },
-        ),
-        (
-            "hysteresis",
-            DynamicLossScale {
-                hysteresis: 0,
-                ..default
-            },
-        ),
-        (
-            "min_scale",
-            DynamicLossScale {
-                min_scale: 0.0,
-                ..default
-            },
-        ),
-        (
-            "max_scale",
-            DynamicLossScale {
-                max_scale: f32::INFINITY,
-                ..default
-            },
-        ),
+    type Set = fn(&mut DynamicLossScale);
+    let bad: [(&str, Set); 8] = [
+        ("init_scale", |rule| rule.init_scale = f32::NAN),
+        ("init_scale", |rule| rule.init_scale = 0.0),
+        ("growth_factor", |rule| rule.growth_factor = 1.0),
+        ("backoff_factor", |rule| rule.backoff_factor = 1.0),
+        ("growth_interval", |rule| rule.growth_interval = 0),
+        ("hysteresis", |rule| rule.hysteresis = 0),
+        ("min_scale", |rule| rule.min_scale = 0.0),
+        ("max_scale", |rule| rule.max_scale = f32::INFINITY),
     ];
-    for (expected, rule) in bad {
+    for (expected, set) in bad {
+        let mut rule = DynamicLossScale::default();
+        set(&mut rule);
         let error = GradScalerConfig::new(LossScale::Dynamic(rule))
             .init()
             .unwrap_err();
@@ -592,4 +547,22 @@ fn a_calibration_that_is_not_finite_in_f32_says_so() {
         };
         assert_eq!(error, expected);
     });
+}
+
+#[test]
+fn losses_of_two_steps_that_are_scaled_together_bring_no_warning() {
+    let (model, autocast) = prepared(1, FloatDType::F16, &Device::flex());
+    let config = GradScalerConfig::new(LossScale::Static(8.0));
+    let mut scaler = config.init().unwrap();
+    let of_both = [0, 1].map(|step| gradients(&model, &autocast, &mut scaler, step, 1.0).unwrap());
+    let mut warnings = |grads: GradientsParams| {
+        let mut optim = SgdConfig::new().init();
+        let step = || drop(scaler.step(&mut optim, 0.1, model.clone(), grads).unwrap());
+        Warnings::while_running("burn_lean_amp", step)
+    };
+    assert_eq!(of_both.map(&mut warnings), [0, 0]);
+    // Those of a loss that was not scaled do.
+    let loss = loss(&model, &autocast, 0, 1.0);
+    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    assert_eq!(warnings(grads), 1);
 }

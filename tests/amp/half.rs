@@ -10,7 +10,7 @@ use burn::nn::{
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, Autocast, AutocastConfig, Fallback, materialize_half};
 use burn_lean::graph::record;
-use burn_lean::quant::{QuantError, Storage, load_safetensors, save_safetensors};
+use burn_lean::quant::{QuantError, load_safetensors, save_safetensors};
 use burn_lean::reparam::each_float;
 
 use crate::model::{Mlp, Normalized, bits};
@@ -145,7 +145,7 @@ fn a_file_holds_half_the_bytes_and_gives_the_same_outputs() {
         let expected = values(autocast.forward(x.clone(), |x| small.forward(x)));
         // Into a model as it was written.
         let fresh = Linear8::new(2, &target.device);
-        let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+        let loaded = load_safetensors(fresh, &path).unwrap();
         assert_eq!(tensors(&loaded), tensors(&small));
         let found = values(autocast.forward(x, |x| loaded.forward(x)));
         assert_eq!(found, expected);
@@ -154,9 +154,7 @@ fn a_file_holds_half_the_bytes_and_gives_the_same_outputs() {
         std::fs::write(&path, &whole[..whole.len() - 7]).unwrap();
         let fresh = Linear8::new(2, &target.device);
         let before = bits(&fresh);
-        let (model, error) = load_safetensors(fresh, &path, Storage::Auto)
-            .unwrap_err()
-            .into_parts();
+        let (model, error) = load_safetensors(fresh, &path).unwrap_err().into_parts();
         assert_matches!(error, QuantError::File { .. });
         assert_eq!(bits(&model), before);
     });

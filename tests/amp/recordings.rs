@@ -3,13 +3,13 @@
 use std::cell::Cell;
 
 use burn::module::Module;
-use burn::nn::Linear;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{AmpError, Autocast, Fallback, GraphError, calibrate_scale, materialize_half};
 
 use crate::model::Mlp;
-use crate::support::{each_device, on_tracked, tensor, values};
+use crate::support::{each_device, on_tracked, tensor, values, with_numbers};
 
 fn is_stopped(error: &AmpError) -> bool {
     matches!(error, AmpError::Graph(GraphError::StopsGradients { .. }))
@@ -39,6 +39,37 @@ fn a_detach_behind_a_flag_of_the_input_is_seen_where_the_flag_changes() {
         });
         assert_eq!(y.unwrap().is_tracked(), !detached);
     }
+}
+
+/// Two layers, the first of which may be cut off.
+#[derive(Module, Debug)]
+struct Cut {
+    first: Linear,
+    second: Linear,
+    #[module(skip)]
+    is_cut: bool,
+}
+
+#[test]
+fn a_detach_of_a_second_model_at_the_same_place_is_seen() {
+    on_tracked(|device| {
+        let autocast = Autocast::new(FloatDType::BF16).with_fallback(Fallback::Emulate);
+        for is_cut in [false, true, false] {
+            let linear = || LinearConfig::new(3, 3).init(&device);
+            let model = Cut {
+                first: linear(),
+                second: linear(),
+                is_cut,
+            };
+            let x = tensor::<2>(5, [4, 3], &device);
+            let loss = autocast.run(&with_numbers(model, 1), x, |model, x| {
+                let h = model.first.forward(x);
+                let h = if model.is_cut { h.detach() } else { h };
+                model.second.forward(h).square().mean()
+            });
+            assert_eq!(loss.is_err_and(|error| is_stopped(&error)), is_cut);
+        }
+    });
 }
 
 /// A head that is run on the features of an encoder outside, and an input of a frozen model.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use burn::nn::{Initializer, LinearConfig};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{
     Autocast, AutocastConfig, Fallback, Tensors, full_precision, region_dtype, tensors, to_region,
@@ -53,6 +54,64 @@ fn a_region_inside_of_another_returns_what_the_outer_one_computes_in() {
                 }
             }
         }
+    });
+}
+
+#[test]
+fn a_run_inside_of_a_region_is_that_outside_of_it() {
+    each_device(|target| {
+        let (model, autocast) = prepared(FloatDType::BF16, &target.device);
+        let device = target.device.clone().autodiff();
+        let x = tensor::<2>(3, [2, 6], &device);
+        let run = || {
+            let x = x.clone();
+            let explained = autocast.explain(&model, x.clone(), |model, x| model.forward(x));
+            let y = autocast.run(&model, x, |model, x| model.forward(x));
+            (values(y.unwrap()), explained.unwrap())
+        };
+        let mut inside = None;
+        autocast.forward((), |()| inside = Some(run()));
+        assert_eq!(inside, Some(run()));
+        let full = Autocast::new(FloatDType::F32);
+        let run = || {
+            let y = full.run(&model, x.clone(), |model, x| model.forward(x));
+            values(y.unwrap())
+        };
+        let mut inside = Vec::new();
+        autocast.forward((), |()| inside = run());
+        assert_eq!(inside, run());
+
+        // 90,000 is on no grid of half precision.
+        let large = Initializer::Constant { value: 300.0 };
+        let config = LinearConfig::new(1, 1).with_bias(false);
+        let model = config.with_initializer(large).init(&device);
+        let x = Tensor::<2>::full([1, 1], 300.0, &device);
+        let run = || {
+            let y = autocast.run(&model, x.clone(), |model, x| {
+                full_precision(x, |x| model.forward(x) - 89_999.0)
+            });
+            values(y.unwrap())
+        };
+        let mut inside = Vec::new();
+        autocast.forward((), |()| inside = run());
+        assert_eq!(inside, [1.0]);
+        assert_eq!(run(), [1.0]);
+    });
+}
+
+#[test]
+fn a_run_inside_of_another_is_a_part_of_it() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Mlp::new(1, &device);
+        let x = tensor::<2>(3, [2, 6], &device);
+        let autocast = |dtype| Autocast::new(dtype).with_fallback(Fallback::Emulate);
+        let (outer, inner) = (autocast(FloatDType::BF16), autocast(FloatDType::F16));
+        let found = outer.run(&model, x.clone(), |model, x| {
+            inner.run(model, x, |model, x| model.forward(x)).unwrap()
+        });
+        let expected = outer.run(&model, x, |model, x| model.forward(x));
+        assert_eq!(values(found.unwrap()), values(expected.unwrap()));
     });
 }
 

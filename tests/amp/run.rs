@@ -474,14 +474,14 @@ fn masked_weights_stay_masked() {
 
 /// Counts what a crate reports at the level of a warning.
 #[derive(Clone)]
-struct Warnings {
+pub(crate) struct Warnings {
     of: &'static str,
     count: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl Warnings {
     /// How many there are while `run` runs.
-    fn while_running(of: &'static str, run: impl FnOnce()) -> usize {
+    pub(crate) fn while_running(of: &'static str, run: impl FnOnce()) -> usize {
         let warnings = Self {
             of,
             count: std::sync::Arc::default(),

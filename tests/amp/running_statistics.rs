@@ -1,12 +1,14 @@
 //! A batch with infinities or NaN leaves none in a BatchNorm.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
+use burn::nn::LinearConfig;
 use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean::amp::{
     AmpError, Autocast, AutocastConfig, Checkpoints, Fallback, GradScaler, GradScalerConfig,
     Speculative,
 };
+use burn_lean::reparam::own_copy;
 
 use crate::model::{Normalized, bits};
 use crate::support::{Target, devices, each_device, tensor, values};
@@ -344,5 +346,174 @@ fn no_wait_mode_mends_a_broken_first_step_of_two_passes() {
             .unwrap();
         let (found, ..) = training.finish().unwrap();
         assert_eq!(statistics(&found), expected);
+    });
+}
+
+/// The loss of a `run`; `factor` breaks the batch.
+fn run_loss(model: &Normalized, step: u64, factor: f32) -> Tensor<1> {
+    let device = model.norm.gamma.base().device();
+    let x = tensor::<2>(step, [5, 6], &device).mul_scalar(factor);
+    let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+    let loss = autocast.run(model, x, |model, x| model.forward(x).square().mean());
+    loss.unwrap()
+}
+
+/// As a GAN is trained: the pass of a generator's step goes through its critic.
+#[test]
+fn a_skipped_step_of_one_model_leaves_no_nan_in_another() {
+    each_device(|target| {
+        for is_run in [true, false] {
+            let device = target.device.clone().autodiff();
+            let models = (
+                LinearConfig::new(6, 6).init(&device),
+                Normalized::new(&device),
+            );
+            let config = AutocastConfig::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+            let ((generator, mut critic), region) = config.prepare(models).unwrap();
+            let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
+            let mut step = |scaler: &mut GradScaler, critic: Normalized, batch: u64| {
+                let grads = match is_run {
+                    true => {
+                        let loss = scaler.scale(run_loss(&critic, batch, 1.0)).unwrap();
+                        GradientsParams::from_grads(loss.backward(), &critic)
+                    }
+                    false => gradients(&critic, &region, scaler, batch, 1.0).unwrap(),
+                };
+                let critic = scaler.step(&mut optim, 0.1, critic, grads).unwrap();
+                assert!(!scaler.report().unwrap().skipped);
+                critic
+            };
+            critic = step(&mut scaler, critic, 1);
+            let expected = statistics(&critic);
+
+            let both = (generator.clone(), critic.clone());
+            let z = tensor::<2>(2, [5, 6], &device).mul_scalar(f32::INFINITY);
+            let loss = match is_run {
+                true => {
+                    let run = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+                    let loss = run.run(&both, z, |(generator, critic), z| {
+                        critic.forward(generator.forward(z)).square().mean()
+                    });
+                    loss.unwrap()
+                }
+                false => region
+                    .forward(z, |z| both.1.forward(both.0.forward(z)))
+                    .square()
+                    .mean(),
+            };
+            let grads = scaler.scale(loss).unwrap().backward();
+            let grads = GradientsParams::from_grads(grads, &generator);
+            let unscaled = scaler.unscale(&generator, grads).unwrap();
+            let optim = &mut SgdConfig::new().init();
+            let _ = scaler.apply(optim, 0.1, generator, unscaled).unwrap();
+            scaler.update().unwrap();
+            assert!(scaler.report().unwrap().skipped);
+
+            // Its pass cannot be told from the broken one; the next goes on from what is known.
+            critic = step(&mut scaler, critic, 3);
+            assert_eq!(statistics(&critic), expected);
+            critic = step(&mut scaler, critic, 4);
+            let found = statistics(&critic);
+            assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
+            assert_ne!(found, expected);
+        }
+    });
+}
+
+/// Both losses are there before the first of the two steps.
+#[test]
+fn a_step_that_is_taken_before_that_of_another_model_is_skipped_is_mended_in_the_next() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let generator = LinearConfig::new(6, 6).init(&device);
+        let mut critic = Normalized::new(&device);
+        let (mut of_critic, mut of_generator) = (scaler(), scaler());
+        let mut optim = SgdConfig::new().init();
+        let grads = |scaler: &mut GradScaler, critic: &Normalized, batch: u64| {
+            let loss = scaler.scale(run_loss(critic, batch, 1.0)).unwrap();
+            GradientsParams::from_grads(loss.backward(), critic)
+        };
+        let first = grads(&mut of_critic, &critic, 1);
+        critic = of_critic.step(&mut optim, 0.1, critic, first).unwrap();
+
+        let second = grads(&mut of_critic, &critic, 3);
+        let both = (generator.clone(), critic.clone());
+        let z = tensor::<2>(2, [5, 6], &device).mul_scalar(f32::INFINITY);
+        let run = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        let loss = run.run(&both, z, |(generator, critic), z| {
+            critic.forward(generator.forward(z)).square().mean()
+        });
+        let broken = of_generator.scale(loss.unwrap()).unwrap().backward();
+        let broken = GradientsParams::from_grads(broken, &generator);
+        critic = of_critic.step(&mut optim, 0.1, critic, second).unwrap();
+        let optim_of_generator = &mut SgdConfig::new().init();
+        let _ = of_generator
+            .step(optim_of_generator, 0.1, generator, broken)
+            .unwrap();
+        assert!(of_generator.report().unwrap().skipped);
+
+        let third = grads(&mut of_critic, &critic, 4);
+        critic = of_critic.step(&mut optim, 0.1, critic, third).unwrap();
+        assert!(!of_critic.report().unwrap().skipped);
+        let found = statistics(&critic);
+        assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
+        // Those of the first step, not those of a new BatchNorm.
+        assert!(found[..4].iter().all(|mean| *mean != 0.0), "{found:?}");
+    });
+}
+
+#[test]
+fn a_broken_step_of_a_run_does_not_get_the_statistics_of_a_copy() {
+    each_device(|target| {
+        let (model, _, expected) = trained(target);
+        // Of the same identities.
+        let copy = own_copy(&model);
+        let _ = run_loss(&copy, 20, 1.0);
+        assert_ne!(statistics(&copy), expected);
+
+        let mut scaler = scaler();
+        let loss = scaler.scale(run_loss(&model, 1, f32::NAN)).unwrap();
+        let _ = run_loss(&copy, 2, 1.0);
+        let of_copy = statistics(&copy);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let optim = &mut SgdConfig::new().init();
+        let model = scaler.step(optim, 0.1, model, grads).unwrap();
+
+        assert!(scaler.report().unwrap().skipped);
+        assert_eq!(statistics(&model), expected);
+        assert_eq!(statistics(&copy), of_copy);
+    });
+}
+
+#[test]
+fn a_skipped_step_leaves_a_struct_alone_that_has_the_name_of_burns() {
+    #[derive(Module, Debug)]
+    struct BatchNorm {
+        running_mean: Param<Tensor<1>>,
+    }
+    #[derive(Module, Debug)]
+    struct Own {
+        factor: Param<Tensor<1>>,
+        norm: BatchNorm,
+    }
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let limits = Tensor::full([2], f32::NEG_INFINITY, &device);
+        let model = Own {
+            factor: Param::from_tensor(Tensor::ones([2], &device)),
+            norm: BatchNorm {
+                running_mean: Param::from_tensor(limits).freeze(),
+            },
+        };
+        let mut scaler = scaler();
+        let loss = model.factor.val().mul_scalar(f32::INFINITY).sum();
+        let grads = scaler.scale(loss).unwrap().backward();
+        let grads = GradientsParams::from_grads(grads, &model);
+        let optim = &mut SgdConfig::new().init();
+        let model = scaler.step(optim, 0.1, model, grads).unwrap();
+
+        assert!(scaler.report().unwrap().skipped);
+        let found = values(model.norm.running_mean.val());
+        assert_eq!(found, [f32::NEG_INFINITY; 2]);
     });
 }

@@ -139,3 +139,17 @@ fn records_of_another_version_or_without_sense_are_refused() {
     assert!(GradScaler::from_record(good).is_ok());
     assert!(serde_json::from_str::<GradScalerRecord>("{\"version\": 1}").is_err());
 }
+
+/// Its default would be taken, and nobody told.
+#[test]
+fn a_misspelt_number_of_a_loss_scale_is_refused_by_its_name() {
+    let read = |text: &str| serde_json::from_str::<LossScale>(text);
+    let rule = read(r#"{"Dynamic": {"growth_interval": 100}}"#).unwrap();
+    let expected = DynamicLossScale {
+        growth_interval: 100,
+        ..Default::default()
+    };
+    assert_eq!(rule, LossScale::Dynamic(expected));
+    let error = read(r#"{"Dynamic": {"growth_intervall": 100}}"#).unwrap_err();
+    assert_says!(error, "growth_intervall");
+}

@@ -13,7 +13,7 @@ use burn_lean::quant::{
 use crate::engine::codes;
 use crate::judge::{close, operators, within_a_step};
 use crate::quantized::written;
-use crate::support::{each_device, tensor, with_numbers};
+use crate::support::{each_device, scratch, tensor, values, with_numbers};
 
 /// A table of 16 words with 8 numbers each, and some of them.
 fn words(device: &Device) -> (Embedding, Tensor<2, Int>) {
@@ -109,6 +109,53 @@ fn a_file_has_the_codes_of_a_quantized_embedding() {
         assert!(initializers.iter().any(|one| one.bytes() == scales));
         assert_eq!(exported.layers[0].weight_bytes, 16 * 8 * bits as usize / 8);
     }
+}
+
+/// As a forward pass that has no `Embedding` looks words up.
+#[test]
+fn rows_that_are_selected_are_taken_of_codes() {
+    let forward = |table: &Embedding, ids: Tensor<1, Int>| table.weight.val().select(0, ids);
+    each_device(|target| {
+        let device = &target.device;
+        let (mut table, _) = words(device);
+        let ids = Tensor::<1, Int>::from_ints([3, 15, 0, 7, 7], device);
+        let floats = table.weight.val();
+        for granularity in [
+            Granularity::PerTensor,
+            Granularity::PerChannel { axis: 0 },
+            Granularity::PerChannel { axis: 1 },
+        ] {
+            let what = format!("{granularity:?}");
+            let scheme = Scheme::symmetric(NumberFormat::int8()).with_granularity(granularity);
+            let qparams = QuantParams::of(&floats, &scheme).unwrap();
+            let weight = QuantizedTensor::quantize(&floats, &qparams, &scheme).unwrap();
+            table.weight = Param::from_tensor(weight.dequantize(device).unwrap());
+            let expected = forward(&table, ids.clone());
+            let export = Export::record(&table, &ids, forward).unwrap();
+            let quantization = Quantization::none().with_weight("weight", weight);
+            let export = export.with_quantization(quantization);
+            let file = export.to_onnx(Form::Qdq).unwrap();
+            assert_eq!(file.layers.len(), 1, "{what}");
+            let layer = &file.layers[0];
+            assert_eq!(
+                (layer.path.as_str(), layer.execution, layer.weight_bytes),
+                ("weight", Execution::Qdq, 16 * 8),
+                "{what}"
+            );
+            // No codes and indices are turned into other shapes.
+            assert!(!operators(&file).contains(&"Reshape"), "{what}");
+            written(&export, Form::Qdq, &ids, &expected);
+            let (_folder, path) = scratch("table.onnx");
+            file.model.save(&path).unwrap();
+            let opened = EngineConfig::new().open(&path).unwrap();
+            let found = opened.run(vec![ids.clone().into_data()]).unwrap().remove(0);
+            assert_near!(found.iter::<f32>(), values(expected.clone()), 1e-6);
+            let engine = EngineConfig::new().compile(export).unwrap();
+            let layer = engine.report().layers.remove(0);
+            assert_eq!(layer.execution, Execution::DequantizedOnce, "{what}");
+            close(engine.run(&ids).unwrap(), expected);
+        }
+    });
 }
 
 /// Scales of blocks of a row are taken with the row, or the table is dequantized: codes of 4 bits are not taken.

@@ -4,13 +4,13 @@ use burn::tensor::activation::{
     gelu, hard_sigmoid, leaky_relu, log_sigmoid, log_softmax, mish, quiet_softmax, relu, sigmoid,
     silu, softmax, softmin, softplus, tanh,
 };
-use burn::tensor::module::interpolate;
+use burn::tensor::module::{adaptive_avg_pool1d, interpolate};
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use burn_lean::deploy::{Export, Form};
+use burn_lean::deploy::{Backend, EngineConfig, Export, Form};
 
 use crate::judge::{Nothing, operators, same};
-use crate::support::{each_device, on_each, tensor};
+use crate::support::{each_device, on_each, tensor, values};
 
 #[test]
 fn arithmetic_of_two_tensors_and_of_numbers() {
@@ -127,6 +127,29 @@ fn reductions_and_orders() {
             let (max, at) = x.max_dim_with_indices(2);
             any * 2.0 + all * 4.0 + max + at.float()
         });
+    });
+}
+
+/// One after the other a million additions are off by a percent.
+#[test]
+fn means_of_a_million_numbers_keep_their_digits() {
+    const MILLION: usize = 1_000_000;
+    type Mean = fn(&Nothing, Tensor<3>) -> Tensor<3>;
+    let of_rows: Mean = |_, x| x.mean_dim(2);
+    let of_columns: Mean = |_, x| x.mean_dim(1);
+    let of_channels: Mean = |_, x| adaptive_avg_pool1d(x, 1);
+    on_each(|device| {
+        for (shape, mean) in [
+            ([1, 2, MILLION], of_rows),
+            ([1, MILLION, 2], of_columns),
+            ([1, 2, MILLION], of_channels),
+        ] {
+            let x = Tensor::<3>::full(shape, 0.1, device);
+            let export = Export::record(&Nothing {}, &x, mean).unwrap();
+            let config = EngineConfig::new().with_backend(Some(Backend::Own));
+            let found = config.compile(export).unwrap().run(&x).unwrap();
+            assert_near!(values(found).into_iter(), [0.1_f32; 2], 1e-5);
+        }
     });
 }
 

@@ -32,6 +32,7 @@ mod pruned;
 mod quantized;
 mod refuses;
 mod resident;
+mod runs;
 mod small_integers;
 mod threads;
 mod twins;

@@ -1,33 +1,19 @@
 //! What has no code, where something is rounded that no product reads.
 
-use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::deploy::{Arithmetic, Backend, Engine, EngineConfig, Export};
+use burn_lean::deploy::Backend;
 use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, NumberFormat, PtqConfig, PtqMode, QatConfig, QuantizedForward,
     Scheme, calibrate,
 };
 
 use crate::judge::within_steps;
+use crate::on_the_fly::compiled;
 use crate::quantized::lost;
 use crate::support::{tensor, values, with_numbers};
 
 const WIDTH: usize = 16;
-
-fn compiled<M: Module>(
-    model: &M,
-    x: &Tensor<2>,
-    forward: impl Fn(&M, Tensor<2>) -> Tensor<2>,
-) -> Engine<Tensor<2>> {
-    let export = Export::record(model, x, forward).unwrap();
-    assert_eq!(export.quantization().left_float().count(), 0);
-    EngineConfig::new()
-        .with_arithmetic(Arithmetic::Integer)
-        .with_backend(Some(Backend::Own))
-        .compile(export)
-        .unwrap()
-}
 
 /// The same rows with another number in the second one.
 fn with_number(x: &Tensor<2>, number: f32) -> Tensor<2> {
@@ -54,7 +40,7 @@ fn a_row_without_a_code_is_lost_alone_where_outputs_are_rounded() {
         let linear: Linear = with_numbers(LinearConfig::new(WIDTH, 5).init(&device), 3);
         let linear = config.prepare(linear).unwrap();
         let linear = calibrate(linear, |linear| drop(forward(linear, x.clone()))).unwrap();
-        let engine = compiled(&linear, &x, forward);
+        let engine = compiled(&linear, &x, forward, Backend::Own);
         let found = engine.run(&x).unwrap();
         let step = 255.0 / (scheme.quant_max() - scheme.quant_min());
         within_steps(found, forward(&linear, x.clone()), 4.0 * step);
@@ -76,7 +62,7 @@ fn rounded_operands_of_a_sum_are_the_ends_of_a_known_grid_or_lost() {
         let linear: Linear = with_numbers(LinearConfig::new(WIDTH, WIDTH).init(&device), 3);
         let quantized = config.quantize_for(linear, || [x.clone()], forward);
         let (linear, _) = quantized.unwrap();
-        let engine = compiled(&linear, &x, forward);
+        let engine = compiled(&linear, &x, forward, Backend::Own);
         let run = |number| values(engine.run(&with_number(&x, number)).unwrap());
         let fake = QuantizedForward::new().run(&linear, x.clone(), forward);
         within_steps(engine.run(&x).unwrap(), fake.unwrap(), 2.0);

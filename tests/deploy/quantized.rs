@@ -15,12 +15,13 @@ use burn_lean::quant::{
     ConvertConfig, ForwardQ, NumberFormat, ObserverConfig, PtqConfig, PtqMode, QatConfig,
     QuantParams, QuantizedTensor, Scheme, Site, Unsupported, WeightConfig, WeightGranularity,
     WeightRange,
-    integer::{ConvGeometry, Grid, IntegerConv2d, IntegerLinear},
+    integer::{ConvGeometry, Grid, IntegerConv2d},
     quantized_weights, quantizers,
 };
 
+use crate::engine::GRID;
 use crate::judge::{close, for_the_judge, operators, output_step, within_a_step};
-use crate::support::{each_device, farthest, numbers, scratch, tensor, values, with_numbers};
+use crate::support::{each_device, farthest, scratch, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -231,56 +232,12 @@ fn weights_of_four_bits_are_multiplied_in_blocks() {
     });
 }
 
-/// The grid of U8 from −1 to 1.
-const GRID: Grid = Grid {
-    scale: 2.0 / 255.0,
-    zero_point: 128,
-    quant_min: 0,
-    quant_max: 255,
-};
-
 /// Codes of a weight, with a scale for each channel along an axis.
 fn codes<const D: usize>(weight: &Tensor<D>, axis: usize) -> QuantizedTensor {
     let granularity = burn_lean::quant::Granularity::PerChannel { axis };
     let scheme = Scheme::symmetric(NumberFormat::int8().narrow()).with_granularity(granularity);
     let qparams = QuantParams::of(weight, &scheme).unwrap();
     QuantizedTensor::quantize(weight, &qparams, &scheme).unwrap()
-}
-
-#[test]
-fn sums_of_a_linear_layer_are_the_integer_reference_to_the_bit() {
-    // Inputs that are all at the ends of the grid, and weights that are: the largest products.
-    let device = Device::flex();
-    let extremes = |seed, count| -> Vec<f32> {
-        let ends = numbers(seed, count);
-        ends.into_iter()
-            .map(|x| if x > -0.9 { 1.0 } else { -1.0 })
-            .collect()
-    };
-    for (weights, inputs) in [(extremes(1, 64 * 24), extremes(2, 5 * 64)), {
-        (numbers(3, 64 * 24), numbers(4, 5 * 64))
-    }] {
-        let linear: Linear = LinearConfig::new(64, 24).with_bias(false).init(&device);
-        let weight = burn::tensor::TensorData::new(weights, [64, 24]);
-        let weight = Tensor::<2>::from_data(weight, &device);
-        let codes = codes(&weight, 1);
-        let x = burn::tensor::TensorData::new(inputs.clone(), [5, 64]);
-        let x = Tensor::<2>::from_data(x, &device);
-        let quantization = Quantization::none()
-            .with_weight("weight", codes.clone())
-            .with_input("weight", ActivationQuantization::Static(GRID));
-        let export = Export::record(&linear, &x, |linear: &Linear, x| linear.forward(x))
-            .unwrap()
-            .with_quantization(quantization);
-        let integer = EngineConfig::new().with_arithmetic(Arithmetic::Integer);
-        let engine = integer.compile(export).unwrap();
-        assert_eq!(engine.report().layers[0].execution, Execution::Integer);
-        let reference = IntegerLinear::of(&codes, None, GRID).unwrap();
-        let given: Vec<i32> = inputs.iter().map(|x| GRID.quantize(*x).unwrap()).collect();
-        let sums = reference.accumulate(&given).unwrap();
-        // A sum times the step of its channel, both exact: any other sum is another float.
-        assert_eq!(values(engine.run(&x).unwrap()), reference.dequantize(&sums));
-    }
 }
 
 #[test]

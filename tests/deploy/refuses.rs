@@ -339,26 +339,3 @@ fn a_grid_that_no_byte_holds_is_refused_with_its_path() {
     assert!(written(grid(3, 0, 15)).is_ok());
     assert!(written(grid(-3, -8, 7)).is_ok());
 }
-
-#[test]
-fn names_that_do_not_fit_are_refused() {
-    let device = Device::flex();
-    let layer: Linear = LinearConfig::new(4, 2).init(&device);
-    let x = Tensor::<2>::ones([3, 4], &device);
-    let export = Export::record(&layer, &x, |layer: &Linear, x| layer.forward(x)).unwrap();
-    let onnx = export.to_onnx(Form::Float).unwrap().model;
-    let refused = |names: &[&str]| match onnx.clone().with_input_names(names.iter().copied()) {
-        Err(DeployError::InvalidConfig { value, .. }) => value,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(refused(&[]), "0 names for 1");
-    assert_eq!(refused(&[""]), "``");
-    assert_eq!(refused(&["weight"]), "`weight`");
-    assert_eq!(refused(&["output"]), "`output`");
-    // Its own name, and another one.
-    let same = onnx.clone().with_input_names(["input"]).unwrap();
-    assert_eq!(same, onnx);
-    let other = onnx.with_input_names(["tokens"]).unwrap();
-    assert_eq!(other.inputs()[0].name, "tokens");
-    assert_eq!(other.nodes()[0].inputs()[0], "tokens");
-}

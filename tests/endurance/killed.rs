@@ -3,23 +3,21 @@
 
 use std::cell::Cell;
 use std::path::Path;
-use std::process::Command;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_lean::oneshot::{OneShot, Preset};
 use burn_lean::prune::{
-    Budget, FisherConfig, Method, PrunerConfig, RidgeChoice, Schedule, SolverConfig,
+    Budget, FisherConfig, Method, PrunerConfig, RidgeChoice, SolverConfig, SparsitySchedule,
 };
 
 use crate::hostile::Kind;
 use crate::network::Net;
+use crate::support::killed::{as_a_child, lives_until_said};
 use crate::support::{numbers, parameters};
 
-/// What a child process does, where it keeps its state, and at which moment it dies.
-const WORK: &str = "KILLED_TEST_WORK";
-const FOLDER: &str = "KILLED_TEST_FOLDER";
-const DIES: &str = "KILLED_TEST_DIES";
+/// The test that child processes run.
+const CHILD: &str = "killed::as_a_child_process";
 
 /// Moments of work, at one of which the process dies.
 struct Moments {
@@ -45,7 +43,7 @@ fn pruned(folder: &Path, moments: &Moments) -> Net {
     let solver = SolverConfig::new(Budget::Sparsity(0.8)).with_method(Method::BackSolve);
     let config = PrunerConfig::new(solver, FisherConfig::new(8).with_progress(false))
         .with_stages(4)
-        .with_schedule(Schedule::Exponential { base: 0.2 })
+        .with_schedule(SparsitySchedule::Exponential { base: 0.2 })
         .with_ridge(RidgeChoice::sweep())
         .with_state(Some(folder.into()));
     let loss = |net: &Net, x: &Tensor<2>| {
@@ -90,31 +88,9 @@ fn work(name: &str, folder: &Path, dies: Option<usize>) -> String {
     said.collect()
 }
 
-/// What the child process of the other tests does; without its variables there is nothing to do.
 #[test]
 fn as_a_child_process() {
-    let (Ok(name), Some(folder)) = (std::env::var(WORK), std::env::var_os(FOLDER)) else {
-        return;
-    };
-    let folder = Path::new(&folder);
-    let dies = std::env::var(DIES).ok().map(|dies| dies.parse().unwrap());
-    let said = work(&name, &folder.join("state"), dies);
-    std::fs::write(folder.join("said"), said).unwrap();
-}
-
-/// Does the work in a process of its own; `None` where it died.
-fn child(name: &str, folder: &Path, dies: usize) -> Option<String> {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "killed::as_a_child_process", "--nocapture"])
-        .env(WORK, name)
-        .env(FOLDER, folder)
-        .env(DIES, dies.to_string())
-        .output()
-        .unwrap();
-    let said = std::fs::read_to_string(folder.join("said")).ok();
-    let failed = String::from_utf8_lossy(&output.stderr);
-    assert!(!failed.contains("panicked"), "{failed}");
-    said
+    as_a_child(|name, folder, dies| work(name, &folder.join("state"), dies));
 }
 
 /// `longest`: moments of a life, at most.
@@ -123,18 +99,12 @@ fn survives(name: &str, longest: usize) {
     let expected = work(name, &straight.path().join("state"), None);
     for sequence in 0..2 {
         let folder = tempfile::tempdir().unwrap();
-        let mut random = numbers(41 + sequence, 100)
+        let random = numbers(41 + sequence, 100)
             .into_iter()
             .map(|life| (0.5 * (life + 1.0) * (longest + 1) as f32) as usize);
         // It dies at least once.
-        let mut lives = std::iter::once(1).chain(random.by_ref());
-        let mut deaths = 0;
-        let found = loop {
-            match child(name, folder.path(), lives.next().unwrap()) {
-                Some(said) => break said,
-                None => deaths += 1,
-            }
-        };
+        let lives = std::iter::once(1).chain(random);
+        let (found, deaths) = lives_until_said(CHILD, name, folder.path(), lives);
         assert!(deaths > 0, "{name}: it never died");
         assert_eq!(found, expected, "{name}: after {deaths} deaths");
     }

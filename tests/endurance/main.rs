@@ -19,3 +19,4 @@ mod parsers;
 mod precision;
 mod pruning;
 mod quantization;
+mod replicas;

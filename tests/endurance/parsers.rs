@@ -15,11 +15,11 @@ use burn_lean::amp::{Checkpoints, GradScaler, GradScalerConfig, scaler::GradScal
 use burn_lean::deploy::{EngineConfig, Export, Form};
 use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, PrunerConfig, RidgeChoice, Schedule, Selection, SolverConfig,
-    SparseRecord,
+    Budget, FisherConfig, Masks, PrunerConfig, RidgeChoice, Selection, SolverConfig, SparseRecord,
+    SparsitySchedule,
 };
 use burn_lean::quant::{
-    PtqConfig, QatConfig, QuantizedForward, Scheme, Storage, WeightConfig,
+    PtqConfig, QatConfig, QuantizedForward, Scheme, WeightConfig,
     deploy::{load_compressed_tensors, save_compressed_tensors},
     load_safetensors, save_safetensors,
 };
@@ -176,8 +176,7 @@ fn loads<E: std::fmt::Display>(
 }
 
 pub(crate) fn quantized_file(bytes: &[u8]) -> Result<(), String> {
-    let load = |net, path| load_safetensors(net, path, Storage::Auto);
-    sealed_and_as_it_is(bytes, |bytes| loads(bytes, load))
+    sealed_and_as_it_is(bytes, |bytes| loads(bytes, load_safetensors))
 }
 
 fn quantized_files() -> Vec<Vec<u8>> {
@@ -387,7 +386,7 @@ fn prune(state: &Path) -> Result<(), String> {
         FisherConfig::new(8).with_progress(false),
     )
     .with_stages(2)
-    .with_schedule(Schedule::Exponential { base: 0.2 })
+    .with_schedule(SparsitySchedule::Exponential { base: 0.2 })
     .with_ridge(RidgeChoice::Fixed(1e-2))
     .with_state(Some(state.into()));
     let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();

@@ -4,8 +4,8 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, Granularity, Learned, Mapping, NumberFormat,
     ObserverConfig, PtqConfig, PtqMode, QatConfig, QuantParams, QuantizedTensor, RangeMethod,
-    Rounding, RoundingConfig, Scheme, Storage, Unsupported, WeightConfig, WeightGranularity,
-    WeightRange, fake_quantize,
+    Rounding, RoundingConfig, Scheme, Unsupported, WeightConfig, WeightGranularity, WeightRange,
+    fake_quantize,
     format::{ScaleFormat, ScaleRounding},
     model::Unobserved,
     range::Histogram,
@@ -154,7 +154,7 @@ fn check<const D: usize>(
         };
         prop_assert_eq!(&values(quantized.dequantize::<D>(&device).unwrap()), &y);
         SCHEMES.result();
-        if let Ok(stored) = quantized.to_burn::<D>(&device, Storage::Auto) {
+        if let Ok(stored) = quantized.to_burn::<D>(&device) {
             prop_assert_eq!(values(stored.clone().dequantize()), y);
             let back = QuantizedTensor::from_burn(stored, scheme).unwrap();
             prop_assert_eq!(back.codes(), quantized.codes());

@@ -173,6 +173,20 @@ fn weights_of_dead_features_cost_nothing() {
     assert!((problem.error(&[0.5, 3.0]).unwrap() - 0.125).abs() < 1e-12);
 }
 
+/// Squares below the smallest F32, about a mean of 0.
+#[test]
+fn a_feature_with_tiny_values_is_not_dead() {
+    let mut gram = Gram::new(2);
+    gram.add(&[1.0, 1e-23, -1.0, -1e-23]).unwrap();
+    assert!(gram.dead_features(false).is_empty());
+    assert!((gram.squares(false)[1] / 1e-46 - 1.0).abs() < 1e-6);
+    let problem = LayerProblem::new(&gram, &[1.0, 3.0], &ProblemConfig::new()).unwrap();
+    assert!(problem.dead_features().is_empty());
+    let keep = burn_lean::layerwise::Keep::PerRow(2);
+    let solution = burn_lean::layerwise::solve(&problem, &keep, &Method::Obs).unwrap();
+    assert_near!(solution.weights.into_iter(), [1.0, 3.0], 1e-5);
+}
+
 /// A feature that is always 0 costs nothing and ends at 0; a constant one where means are free.
 #[test]
 fn dead_features_are_found_and_go_first() {

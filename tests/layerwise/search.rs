@@ -1,8 +1,6 @@
 //! Best-subset search: never above the others, and locally optimal.
 
-use burn_lean::layerwise::{
-    Keep, LayerProblem, Method, ProblemConfig, SearchConfig, back_solve, solve,
-};
+use burn_lean::layerwise::{Keep, LayerProblem, Method, ProblemConfig, back_solve, solve};
 use proptest::prelude::*;
 
 use crate::cases::cases;
@@ -24,7 +22,7 @@ proptest! {
         let layer = Layer::random(n, 12, 4, seed);
         let problem = layer.problem();
         let keep = shapes(kept)[shape];
-        let best = solve(&problem, &keep, &Method::best_subset()).unwrap();
+        let best = solve(&problem, &keep, &Method::BestSubset).unwrap();
         for method in METHODS {
             let method = match method {
                 Method::SparseGpt { .. } => Method::SparseGpt { block: 128 },
@@ -63,7 +61,7 @@ fn best_subset_is_hardly_ever_above_sparse_gpt_in_small_blocks() {
         for keep in shapes(1 + seed as usize % 11) {
             let objective = |method| solve(&problem, &keep, &method).unwrap().objective;
             let other = objective(Method::SparseGpt { block: 4 });
-            if objective(Method::best_subset()) > other * (1.0 + 1e-6) + 1e-12 {
+            if objective(Method::BestSubset) > other * (1.0 + 1e-6) + 1e-12 {
                 above.push((seed, keep));
             }
         }
@@ -80,7 +78,7 @@ fn no_single_exchange_improves() {
         (23, Keep::NOfM { n: 2, m: 5 }),
     ] {
         let layer = Layer::random(40, 10, 2, seed);
-        let solution = solve(&layer.problem(), &keep, &Method::best_subset()).unwrap();
+        let solution = solve(&layer.problem(), &keep, &Method::BestSubset).unwrap();
         for row in 0..2 {
             let kept = &solution.support.kept()[row * 10..row * 10 + 10];
             let loss = layer.best(row, kept).1;
@@ -124,46 +122,13 @@ fn small_rows_are_nearly_always_solved() {
             let solution = solve(&layer.problem(), &keep, &method).unwrap();
             u32::from(solution.objective <= least * 1.001)
         };
-        found += is_best(Method::best_subset());
+        found += is_best(Method::BestSubset);
         greedy += is_best(Method::Obs);
     }
     assert!(
         found >= 25 && found >= 2 * greedy,
         "{found} and {greedy} of 30"
     );
-}
-
-/// Without exchanges, splices and transfers the support is the best of the starts; each adds to it.
-#[test]
-fn each_part_of_the_search_lowers_the_objective() {
-    let none = SearchConfig {
-        max_exchanges: 0,
-        splice: 0,
-        transfers: 0,
-        ..SearchConfig::new()
-    };
-    let total = |config: SearchConfig| -> f64 {
-        let each = (0..10).map(|seed| {
-            let problem = Layer::random(60, 24, 6, 300 + seed).problem();
-            let method = Method::BestSubset(config);
-            solve(&problem, &Keep::Weights(40), &method)
-                .unwrap()
-                .objective
-        });
-        each.sum()
-    };
-    let start = total(none);
-    let spliced = total(SearchConfig { splice: 8, ..none });
-    let exchanged = total(SearchConfig {
-        max_exchanges: 1000,
-        ..none
-    });
-    let all = total(SearchConfig::new());
-    assert!(
-        spliced < start && exchanged < start,
-        "{start} {spliced} {exchanged}"
-    );
-    assert!(all < spliced.min(exchanged), "{all} {spliced} {exchanged}");
 }
 
 /// Rows that count a thousand times more keep more weights.
@@ -176,7 +141,7 @@ fn importance_moves_weights_between_rows() {
             ..ProblemConfig::new()
         };
         let problem = LayerProblem::new(&layer.gram(), &layer.w, &config).unwrap();
-        let solution = solve(&problem, &Keep::Weights(8), &Method::best_subset()).unwrap();
+        let solution = solve(&problem, &Keep::Weights(8), &Method::BestSubset).unwrap();
         solution.support.kept()[..10]
             .iter()
             .filter(|kept| **kept)

@@ -1,7 +1,7 @@
 //! Supports and values against their definitions.
 
 use burn_lean::layerwise::{
-    Gram, Keep, LayerProblem, Method, ProblemConfig, Pull, SearchConfig, Support, back_solve, solve,
+    Gram, Keep, LayerProblem, Method, ProblemConfig, Pull, Support, back_solve, solve,
 };
 
 use crate::naive::{Layer, close, dot, gauss, times};
@@ -12,13 +12,7 @@ pub(crate) const METHODS: [Method; 6] = [
     Method::SparseGpt { block: 4 },
     Method::Obs,
     Method::Splitting,
-    Method::BestSubset(SearchConfig {
-        max_exchanges: 1000,
-        splice: 8,
-        transfers: 3,
-        tolerance: 1e-5,
-        max_operations: f64::INFINITY,
-    }),
+    Method::BestSubset,
 ];
 
 /// Every row's values are those of its own normal equations, also where rows share a support.

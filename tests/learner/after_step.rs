@@ -144,13 +144,17 @@ fn scaler() -> GradScalerConfig {
     GradScalerConfig::new(LossScale::Static(128.0))
 }
 
-/// QAT under AMP, with quantizers that advance.
-fn amp(device: &Device) -> Amp<Net> {
+/// QAT under AMP.
+fn prepared(device: &Device) -> Amp<Net> {
     let net = Net::new(device);
     let quantizers = quant().reparameterizer(&net).unwrap();
     let (net, region) = autocast().prepare_with(net, quantizers).unwrap();
-    let amp = Amp::from_prepared(net, region, &scaler()).unwrap();
-    amp.with_after_step(advance)
+    Amp::from_prepared(net, region, &scaler()).unwrap()
+}
+
+/// The same with quantizers that are told to advance.
+fn amp(device: &Device) -> Amp<Net> {
+    prepared(device).with_after_step(advance)
 }
 
 /// In which step the quantizers are, and what they do there.
@@ -189,6 +193,53 @@ fn quantizers_advance_under_amp_and_wait_for_skipped_steps() {
         }
         assert_eq!(learner.model().monitor().error(), None);
         assert_eq!(taken, 6);
+    });
+}
+
+#[test]
+fn quantizers_count_the_steps_that_are_taken_by_themselves() {
+    on_tracked(|device| {
+        let mut learner = Learner::new(prepared(&device), SgdConfig::new().init(), 0.1);
+        for (sound, taken) in [(true, 1), (false, 1), (true, 2)] {
+            let mut rows = samples(4);
+            if !sound {
+                rows[0].1 = f32::INFINITY;
+            }
+            take_step(&mut learner, &rows, &device);
+            assert_eq!(step_of(learner.model().model()).0, taken);
+        }
+
+        let mut net = quant().prepare(Net::new(&device)).unwrap();
+        let autocast = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
+        let (mut scaler, mut optim) = (scaler().init().unwrap(), SgdConfig::new().init());
+        let Batch { x, y } = batch(&samples(4), &device);
+        let loss = |net: &Net| {
+            autocast.run(net, (x.clone(), y.clone()), |net, (x, y)| {
+                let output: Tensor<2> = net.second.forward(relu(net.first.forward(x)));
+                (output - y).square().mean()
+            })
+        };
+        for step in 1..=4 {
+            let scaled = scaler.scale(loss(&net).unwrap()).unwrap();
+            let grads = GradientsParams::from_grads(scaled.backward(), &net);
+            net = scaler.step(&mut optim, 0.1, net, grads).unwrap();
+            assert_eq!(step_of(&net).0, step);
+            if step > 2 {
+                net = advance(net);
+                assert_eq!(step_of(&net).0, step, "counted once");
+            }
+        }
+        // Two optimizers of one model take one step.
+        let mut unscaled = || {
+            let scaled = scaler.scale(loss(&net).unwrap()).unwrap();
+            let grads = GradientsParams::from_grads(scaled.backward(), &net);
+            scaler.unscale(&net, grads).unwrap()
+        };
+        for unscaled in [unscaled(), unscaled()] {
+            net = scaler.apply(&mut optim, 0.1, net, unscaled).unwrap();
+        }
+        scaler.update().unwrap();
+        assert_eq!(step_of(&net).0, 5);
     });
 }
 
@@ -268,19 +319,8 @@ where
 #[test]
 fn the_step_of_the_quantizers_is_in_the_checkpoint() {
     let device = Device::flex().autodiff();
-    let learner = || Learner::new(amp(&device), SgdConfig::new().init(), 0.1);
-    let whole = tempfile::tempdir().unwrap();
-    let whole = training(whole.path(), samples(16))
-        .num_epochs(2)
-        .launch(learner());
-    assert!(whole.error.is_none(), "{:?}", whole.error);
-    assert_eq!(step_of(whole.model.model()), (8, Phase::Quantize));
-
-    let directory = tempfile::tempdir().unwrap();
-    let train = || training(directory.path(), samples(16)).with_default_checkpointers();
-    train().num_epochs(1).launch(learner());
-    let resumed = train().num_epochs(2).checkpoint(1).launch(learner());
-    assert_eq!(bits(resumed.model.model()), bits(whole.model.model()));
+    let amp = assert_resumes(|| amp(&device));
+    assert_eq!(step_of(amp.model()), (8, Phase::Quantize));
 }
 
 /// Normalized inputs.
@@ -325,7 +365,7 @@ impl TrainStep for Normed {
     }
 }
 
-fn assert_resumes<M>(model: impl Fn() -> M)
+fn assert_resumes<M>(model: impl Fn() -> M) -> M
 where
     M: TrainStep<Input = Batch, Output = ()>
         + InferenceStep<Input = Batch, Output = ()>
@@ -346,6 +386,7 @@ where
     train().num_epochs(1).launch(learner());
     let resumed = train().num_epochs(2).checkpoint(1).launch(learner());
     assert_eq!(bits(&resumed.model), bits(&whole.model));
+    whole.model
 }
 
 #[test]

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn::train::{Learner, SupervisedTraining};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, PrunerConfig,
-    RidgeChoice, Schedule, SolverConfig, StageMethod, run::StageTraining,
+    RidgeChoice, SolverConfig, SparsitySchedule, StageMethod, run::StageTraining,
 };
 use burn_lean::recipe::Distillation;
 use burn_lean::reparam::{Rejected, attached};
@@ -120,7 +120,7 @@ fn prune(
 ) -> Perceptron {
     let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 4);
     gradual.method = method;
-    gradual.schedule = Schedule::Linear { base: 0.5 };
+    gradual.schedule = SparsitySchedule::Linear { base: 0.5 };
     let inner = device.clone().inner();
     let mut zeros = Vec::new();
     let pruned = gradual
@@ -180,7 +180,7 @@ fn stages_from_gradients_are_trained_by_the_learner_with_their_masks() {
         let solver = SolverConfig::new(Budget::Sparsity(0.75));
         let pruner = PrunerConfig::new(solver, FisherConfig::new(ROWS))
             .with_stages(2)
-            .with_schedule(Schedule::Linear { base: 0.5 })
+            .with_schedule(SparsitySchedule::Linear { base: 0.5 })
             .with_ridge(RidgeChoice::Fixed(1e-2));
         let mut nonzeros = Vec::new();
         let inner = device.clone().inner();

@@ -5,11 +5,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{
-    AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, LossScale,
-    autocast::KeptBecause, full_precision, parameter_precision,
+    AmpError, Autocast, AutocastConfig, Fallback, GradScalerConfig, autocast::KeptBecause,
+    full_precision, parameter_precision,
 };
 
-use crate::support::{self, Target, seeded, tensor, values, with_numbers};
+use crate::support::{Target, seeded, tensor, with_numbers};
 use crate::unedited::{Measured, Route};
 
 /// How a module goes through AMP.
@@ -61,7 +61,7 @@ impl Precision {
         self.target.device.clone().autodiff()
     }
 
-    fn config(&self) -> AutocastConfig {
+    pub(crate) fn config(&self) -> AutocastConfig {
         AutocastConfig::new(self.dtype).with_fallback(match self.emulated {
             true => Fallback::Emulate,
             false => Fallback::Error,
@@ -85,29 +85,45 @@ pub(crate) struct Entry {
     pub(crate) subject: Box<dyn Subject>,
 }
 
-/// A gradient in both precisions.
-pub(crate) struct Gradient {
-    pub(crate) path: String,
-    pub(crate) dtype: DType,
-    pub(crate) fp32: Vec<f32>,
-    pub(crate) amp: Vec<f32>,
+/// The form in which a module is measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Form {
+    pub(crate) random: bool,
+    /// Whether the device has its backward pass.
+    pub(crate) has_backward: bool,
+}
+
+impl Entry {
+    pub(crate) fn has_backward(&self, precision: &Precision) -> bool {
+        !self.no_backward.contains(&precision.target.name)
+    }
+
+    /// Outputs and, where the device has a backward pass, gradients in both precisions.
+    pub(crate) fn measured(
+        &self,
+        route: &Route,
+        precision: &Precision,
+        magnitude: f32,
+    ) -> Result<Measured, AmpError> {
+        let form = Form {
+            random: self.random,
+            has_backward: self.has_backward(precision),
+        };
+        self.subject.measured(route, precision, magnitude, form)
+    }
 }
 
 /// The measurements; object-safe, so that modules of any type share one table.
 pub(crate) trait Subject {
-    /// Outputs of the FP32 model on flex, and of the same model under autocast.
-    fn outputs(&self, precision: &Precision, random: bool) -> (Vec<f32>, Vec<f32>);
-    /// Gradients of the loss in both precisions.
-    fn gradients(&self, precision: &Precision, random: bool) -> Vec<Gradient>;
     /// The gradients of the FP32 model on a device, for their failure only.
     fn fp32_gradients(&self, device: &Device);
-    /// Gradients at a magnitude of the input.
+    /// Outputs and gradients in both precisions, at a magnitude of the input.
     fn measured(
         &self,
         route: &Route,
         precision: &Precision,
         magnitude: f32,
-        random: bool,
+        form: Form,
     ) -> Result<Measured, AmpError>;
     /// The loss before and after so many AdamW steps under autocast.
     fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32);
@@ -196,15 +212,6 @@ where
         assert_eq!(y.dtype(), DType::F32, "dtype outside of the region");
         y
     }
-
-    /// Random modules are compared in the form that they have in inference: their random numbers
-    /// depend on the dtype. Only their own flags are frozen, the layer before them trains.
-    fn comparable(&self, mut model: Probe<M>, random: bool) -> Probe<M> {
-        if random {
-            model.layer = model.layer.freeze();
-        }
-        model
-    }
 }
 
 impl<M, B, F, L> Subject for Case<M, B, F, L>
@@ -214,49 +221,6 @@ where
     F: Fn(&M, Tensor<2>) -> Tensor<2>,
     L: Fn(Tensor<2>) -> Tensor<1>,
 {
-    fn outputs(&self, precision: &Precision, random: bool) -> (Vec<f32>, Vec<f32>) {
-        let device = Device::flex().autodiff();
-        let model = self.comparable(self.model(&device), random);
-        let fp32 = self.forward(&model, self.input(&device));
-        let (model, autocast) = self.prepared(precision);
-        let model = self.comparable(model, random);
-        let amp = self.autocast_forward(&autocast, &model, precision);
-        match self.way {
-            Way::OutsideInFp32 => (values((self.loss)(fp32)), values((self.loss)(amp))),
-            _ => (values(fp32), values(amp)),
-        }
-    }
-
-    fn gradients(&self, precision: &Precision, random: bool) -> Vec<Gradient> {
-        let device = Device::flex().autodiff();
-        let model = self.comparable(self.model(&device), random);
-        let fp32 = (self.loss)(self.forward(&model, self.input(&device))).backward();
-        let fp32 = support::gradients(&model, GradientsParams::from_grads(fp32, &model));
-        let (model, autocast) = self.prepared(precision);
-        let model = self.comparable(model, random);
-        let amp = (self.loss)(self.autocast_forward(&autocast, &model, precision));
-        // Large enough against underflow; at the 65536 that dynamic scaling starts with, some of
-        // these losses overflow, and it would skip the step.
-        const SCALE: f32 = 1024.0;
-        let scaler = GradScalerConfig::new(LossScale::Static(SCALE)).init();
-        let amp = scaler.unwrap().scale(amp).unwrap().backward();
-        let amp = support::gradients(&model, GradientsParams::from_grads(amp, &model));
-        assert_eq!(
-            fp32.iter().map(|(path, ..)| path).collect::<Vec<_>>(),
-            amp.iter().map(|(path, ..)| path).collect::<Vec<_>>(),
-            "parameters with a gradient"
-        );
-        fp32.into_iter()
-            .zip(amp)
-            .map(|((path, _, fp32), (_, dtype, amp))| Gradient {
-                path,
-                dtype,
-                fp32,
-                amp: amp.into_iter().map(|value| value / SCALE).collect(),
-            })
-            .collect()
-    }
-
     fn fp32_gradients(&self, device: &Device) {
         let model = self.model(device);
         (self.loss)(self.forward(&model, self.input(device))).backward();
@@ -267,9 +231,9 @@ where
         route: &Route,
         precision: &Precision,
         magnitude: f32,
-        random: bool,
+        form: Form,
     ) -> Result<Measured, AmpError> {
-        self.measure(route, precision, magnitude, random)
+        self.measure(route, precision, magnitude, form)
     }
 
     fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32) {

@@ -1,6 +1,6 @@
 //! A model with blocks: order, targets, what is left alone.
 
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -8,7 +8,7 @@ use burn::nn::transformer::{
 use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{OneShot, Order, Preset, Target};
+use burn_lean::oneshot::{OneShot, OneShotError, Order, Preset, Target};
 
 use crate::checkpoints::near;
 use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
@@ -19,7 +19,7 @@ fn every_linear_layer_of_a_llama_in_order_and_nothing_else() {
     each_device(|target| {
         let model = small_llama(&target.device);
         let mut seen = Vec::new();
-        let done = OneShot::new(Preset::w4a16(6))
+        let done = OneShot::new(Preset::w4a16().with_group(6))
             .with_progress(|block, number, of| seen.push((block.path.clone(), number, of)))
             .compress(model.clone(), tokens(&target.device), |model, x| {
                 model.forward(x)
@@ -120,6 +120,33 @@ fn skipped_paths_and_named_blocks() {
     let paths: Vec<&str> = paths.collect();
     assert_eq!(paths.len(), 3 + 6);
     assert!(!paths.contains(&"layers.1.feed_forward.w2.weight"));
+}
+
+#[test]
+fn a_group_of_parameters_stands_for_the_blocks_in_which_it_has_a_weight() {
+    let device = Device::flex();
+    let skipping = |skip: Vec<String>, group: ParamGroup| {
+        let preset = Preset::w8a16().with_skip(skip);
+        let oneshot = OneShot::new(preset).with_blocks_of(group);
+        let done = oneshot.compress(small_llama(&device), tokens(&device), |model, x| {
+            model.forward(x)
+        });
+        done.map(|done| done.report)
+    };
+    let compress = |group: ParamGroup| skipping(Vec::new(), group);
+    let report = compress(ParamGroup::from_predicate("layers.1.attention")).unwrap();
+    assert_eq!(report.blocks.len(), 1);
+    assert_eq!(report.blocks[0].path, "layers.1");
+    assert_eq!(report.layers.len(), 7);
+    // All there is, the table of the tied head among it.
+    let all = compress(ParamGroup::from_regex(".*").unwrap()).unwrap();
+    assert_eq!(all.layers.len(), 2 * 7);
+    // A block with weights of the group that all stay as they are.
+    let report = skipping(vec!["layers.0".into()], ParamGroup::all()).unwrap();
+    assert_eq!(report.blocks.len(), 1);
+    assert_eq!(report.blocks[0].path, "layers.1");
+    let none = compress(ParamGroup::from_path("layers.2")).unwrap_err();
+    assert_eq!(none.into_error(), OneShotError::NothingToCompress);
 }
 
 #[test]
@@ -287,7 +314,7 @@ fn layers_that_read_the_same_and_are_added_up_are_solved_as_each_alone() {
 
 #[test]
 fn layers_that_read_the_same_are_rounded_as_each_alone() {
-    let layers = alone_and_together(&Preset::w4a16(4).with_target(Target::OwnInputs));
+    let layers = alone_and_together(&Preset::w4a16().with_group(4).with_target(Target::OwnInputs));
     assert_eq!(layers.len(), 2);
     for [alone, together] in layers {
         assert_eq!(alone, together);

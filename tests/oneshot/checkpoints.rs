@@ -228,7 +228,7 @@ fn rotations_and_norms_are_those_that_are_said() {
 #[test]
 fn token_by_token_with_a_cache_is_the_whole_sequence_at_once() {
     on_each(|device| {
-        let done = OneShot::new(Preset::w4a16(8))
+        let done = OneShot::new(Preset::w4a16().with_group(8))
             .compress(small_llama(device), tokens(device), |model, x| {
                 model.forward(x)
             })

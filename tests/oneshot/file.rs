@@ -56,7 +56,7 @@ fn files_that_do_not_fit_are_refused_with_the_model() {
     let error = load_compressed(small_llama(&device), &file).unwrap_err();
     assert_matches!(error.error(), OneShotError::File { .. });
 
-    let done = OneShot::new(Preset::w4a16(8))
+    let done = OneShot::new(Preset::w4a16().with_group(8))
         .compress(small_llama(&device), tokens(&device), |model, x| {
             model.forward(x)
         })

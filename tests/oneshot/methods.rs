@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{relu, silu};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::oneshot::{
-    Compressed, OneShot, Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling,
-    Target,
+    Compressed, LayerReport, OneShot, Order, Pattern, Preset, Prune, PruneMethod, Quantize,
+    Rounding, Scaling, Target,
 };
 
 use crate::parameter;
@@ -291,6 +291,24 @@ fn sweeps_and_searched_ranges_lower_the_error_and_the_report_says_it() {
     let (swept, both) = (error(false, 8), error(true, 8));
     assert!(swept < 0.95 * plain, "{swept} against {plain}");
     assert!(both < 0.9 * plain, "{both} against {plain}");
+}
+
+#[test]
+fn damping_is_reported_as_what_came_onto_the_diagonal() {
+    let done = compressed(&Device::flex(), Preset::w4a16().with_group(4));
+    let gram = gram();
+    let mean = (0..INPUTS).map(|j| gram[j][j]).sum::<f64>() / INPUTS as f64;
+    let line = &done.report.layers[0];
+    assert!((line.ridge / (0.01 * mean) - 1.0).abs() < 1e-5, "{line:?}");
+    // A state that was written without it.
+    let mut older = serde_json::to_value(line).unwrap();
+    older.as_object_mut().unwrap().remove("ridge");
+    let read: LayerReport = serde_json::from_value(older).unwrap();
+    let expected = LayerReport {
+        ridge: 0.0,
+        ..line.clone()
+    };
+    assert_eq!(read, expected);
 }
 
 fn pruned(device: &Device, pattern: Pattern, method: PruneMethod) -> Compressed<Linear> {

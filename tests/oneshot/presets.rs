@@ -33,6 +33,7 @@ fn names_come_back_as_the_preset_they_name() {
     }
     assert_eq!("w8a16".parse::<Preset>().unwrap(), Preset::w8a16());
     assert_eq!("w8a8".parse::<Preset>().unwrap(), Preset::w8a8());
+    assert_eq!("w4a16-g128".parse::<Preset>().unwrap(), Preset::w4a16());
     let three = "w3a16-g64".parse::<Preset>().unwrap().quantize.unwrap();
     assert_eq!(
         (three.bits, three.group, three.symmetric),
@@ -67,7 +68,7 @@ fn a_grid_without_a_group_has_a_scale_for_each_weight() {
 
 #[test]
 fn as_published_is_without_what_goes_beyond() {
-    let preset = Preset::w4a16(32).as_published();
+    let preset = Preset::w4a16().with_group(32).as_published();
     let quantize = preset.quantize.unwrap();
     assert!(!quantize.search_range);
     assert_eq!(
@@ -149,7 +150,7 @@ fn rounded_inputs_and_factors_need_what_fits_them() {
     assert_eq!(field(with(Preset::w8a16(), 1)), "activations.bits");
     assert_eq!(field(with(Preset::w8a16(), 9)), "activations.bits");
     assert_eq!(field(with(Preset::sparse(0.5), 8)), "activations");
-    assert!(with(Preset::w4a16(32), 8).validate().is_ok());
+    assert!(with(Preset::w4a16().with_group(32), 8).validate().is_ok());
     let scaling = Some(Scaling::SmoothQuant { alpha: 1.5 });
     assert_eq!(field(Preset::w8a16().with_scaling(scaling)), "alpha");
 }

@@ -1,6 +1,7 @@
 //! What cannot be compressed: typed, with the path, and with the model.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
+use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::GraphError;
@@ -60,7 +61,7 @@ fn weights_that_are_no_matrix_of_their_own_are_named() {
         let x = x.matmul(model.low.val().matmul(model.high.val()));
         model.head.forward(x)
     };
-    let mut preset = Preset::w4a16(8);
+    let mut preset = Preset::w4a16().with_group(8);
     let done = OneShot::new(preset.clone())
         .compress(model.clone(), [tensor(5, [32, 8], &device)], forward)
         .unwrap();
@@ -109,6 +110,17 @@ fn a_block_or_path_that_is_never_called() {
         model.layers[0].forward(x)
     });
     assert_eq!(done.unwrap().report.layers.len(), 1);
+    // Beside one of a group it counts if the group has a parameter of it.
+    let of_group = |group: ParamGroup| {
+        let oneshot = OneShot::new(Preset::w8a16()).with_blocks_of(group);
+        let done = oneshot.compress(Net::new(&device), [x.clone()], |model, x| {
+            model.layers[0].forward(x)
+        });
+        done.map(|done| done.report.layers.len())
+            .map_err(|rejected| rejected.into_error())
+    };
+    assert_eq!(of_group(ParamGroup::from_predicate("layers.0")), Ok(1));
+    assert_eq!(of_group(ParamGroup::all()), Err(never("layers.1")));
     assert_eq!(
         named(None, vec!["layers.0".into()]),
         OneShotError::NothingToCompress
@@ -120,7 +132,7 @@ fn calibration_that_is_too_short() {
     let device = Device::flex();
     let error = refused(
         Net::new(&device),
-        Preset::w4a16(4),
+        Preset::w4a16().with_group(4),
         tensor(1, [7, 8], &device),
         Net::forward,
     );
@@ -153,7 +165,7 @@ fn calibration_that_is_too_short_for_a_later_layer_is_said_before_the_first_is_s
         3,
     );
     let mut solved = 0;
-    let rejected = OneShot::new(Preset::w4a16(4))
+    let rejected = OneShot::new(Preset::w4a16().with_group(4))
         .with_progress(|_, _, _| solved += 1)
         .compress(
             model,
@@ -178,7 +190,7 @@ fn a_weight_that_blocks_share() {
     let error = refused(model.clone(), Preset::w8a16(), x.clone(), Net::forward);
     let expected = OneShotError::SharedWeight {
         paths: vec!["layers.0.weight".into(), "layers.1.weight".into()],
-        products: 2,
+        operations: 2,
         blocks: "layers.0, layers.1".into(),
     };
     assert_eq!(error, expected);
@@ -205,6 +217,30 @@ fn a_weight_that_blocks_share() {
         refused(model, skip, x, Net::forward),
         OneShotError::NothingToCompress
     );
+}
+
+/// An encoder and a decoder with the same kernel.
+#[derive(Module, Debug)]
+struct Tied {
+    down: Conv2d,
+    up: ConvTranspose2d,
+}
+
+#[test]
+fn a_kernel_that_a_transposed_convolution_reads_too() {
+    let device = Device::flex();
+    let down = Conv2dConfig::new([4, 8], [3, 3]).init(&device);
+    let mut up = ConvTranspose2dConfig::new([8, 4], [3, 3]).init(&device);
+    up.weight = down.weight.clone();
+    let x = tensor::<4>(1, [2, 4, 6, 6], &device);
+    let forward = |model: &Tied, x: Tensor<4>| model.up.forward(model.down.forward(x));
+    let done = OneShot::new(Preset::w8a16()).compress(Tied { down, up }, [x], forward);
+    let expected = OneShotError::SharedWeight {
+        paths: vec!["down.weight".into(), "up.weight".into()],
+        operations: 2,
+        blocks: "down, up".into(),
+    };
+    assert_eq!(*done.unwrap_err().error(), expected);
 }
 
 #[test]
@@ -248,7 +284,7 @@ fn dead_inputs_are_counted_and_cost_nothing() {
     let mask = Tensor::<1>::from_floats([1., 1., 0., 1., 1., 0., 1., 1.], &device);
     let x = tensor::<2>(1, [20, 8], &device) * mask.unsqueeze();
     let model = Net::new(&device);
-    for preset in [Preset::sparse(0.25), Preset::w4a16(4)] {
+    for preset in [Preset::sparse(0.25), Preset::w4a16().with_group(4)] {
         let done = OneShot::new(preset)
             .compress(model.clone(), [x.clone()], Net::forward)
             .unwrap();
@@ -267,7 +303,7 @@ fn dead_inputs_are_counted_and_cost_nothing() {
         .unwrap();
     assert!(done.report.layers[0].relative_error < 1e-9);
     // On a grid they are zeros, which is no error either: they were two of eight.
-    let done = OneShot::new(Preset::w4a16(4).as_published())
+    let done = OneShot::new(Preset::w4a16().with_group(4).as_published())
         .compress(model, [x], Net::forward)
         .unwrap();
     for row in done.weights[0].values.chunks_exact(8) {
@@ -280,7 +316,12 @@ fn dead_inputs_are_counted_and_cost_nothing() {
 fn numbers_that_are_not_finite() {
     let device = Device::flex();
     let x = tensor::<2>(1, [20, 8], &device) / Tensor::<2>::zeros([20, 8], &device);
-    let error = refused(Net::new(&device), Preset::w4a16(4), x, Net::forward);
+    let error = refused(
+        Net::new(&device),
+        Preset::w4a16().with_group(4),
+        x,
+        Net::forward,
+    );
     let OneShotError::Layer {
         path,
         source: LayerwiseError::NotFinite { .. },

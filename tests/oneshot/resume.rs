@@ -4,6 +4,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use burn::module::ParamGroup;
 use burn::tensor::Device;
 use burn_lean::oneshot::{
     Compressed, OneShot, OneShotError, Pattern, Preset, Prune, PruneMethod, Scaling,
@@ -42,8 +43,14 @@ fn interrupted(preset: &Preset, folder: &Path) {
 
 #[test]
 fn the_model_is_that_of_an_uninterrupted_run() {
-    let awq = Preset::w4a16(8).with_scaling(Some(Scaling::Awq));
-    for preset in [Preset::w4a16(8), "sparse-2:4".parse().unwrap(), awq] {
+    let awq = Preset::w4a16()
+        .with_group(8)
+        .with_scaling(Some(Scaling::Awq));
+    for preset in [
+        Preset::w4a16().with_group(8),
+        "sparse-2:4".parse().unwrap(),
+        awq,
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let whole = compress(&preset, None).unwrap();
         interrupted(&preset, folder.path());
@@ -97,20 +104,27 @@ fn a_fraction_that_json_gives_back_one_bit_off_is_the_same_preset() {
 #[test]
 fn a_state_of_something_else_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    interrupted(&Preset::w4a16(8), folder.path());
-    let error = compress(&Preset::w4a16(16), Some(folder.path())).unwrap_err();
+    interrupted(&Preset::w4a16().with_group(8), folder.path());
+    let error = compress(&Preset::w4a16().with_group(16), Some(folder.path())).unwrap_err();
     assert_says!(error, "another preset");
 
     let device = Device::flex();
-    let oneshot = OneShot::new(Preset::w4a16(8)).with_state(folder.path());
+    let oneshot = OneShot::new(Preset::w4a16().with_group(8)).with_state(folder.path());
     let one = tokens(&device).into_iter().take(1);
     let error = oneshot.compress(small_llama(&device), one, |model, x| model.forward(x));
     let error = error.unwrap_err();
     assert_says!(error, "other calibration batches");
 
+    let oneshot = OneShot::new(Preset::w4a16().with_group(8)).with_state(folder.path());
+    let oneshot = oneshot.with_blocks_of(ParamGroup::from_predicate("layers.1"));
+    let error = oneshot.compress(small_llama(&device), tokens(&device), |model, x| {
+        model.forward(x)
+    });
+    assert_says!(error.unwrap_err(), "other blocks");
+
     // Without what says whose they are, its blocks would be those of any other run.
     std::fs::remove_file(folder.path().join("manifest.json")).unwrap();
-    let error = compress(&Preset::w4a16(16), Some(folder.path())).unwrap_err();
+    let error = compress(&Preset::w4a16().with_group(16), Some(folder.path())).unwrap_err();
     assert_says!(error, "manifest.json is gone");
 }
 
@@ -118,7 +132,7 @@ fn a_state_of_something_else_is_refused() {
 #[test]
 fn a_state_of_a_model_with_other_rotations_norms_or_heads_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let preset = Preset::w4a16(8);
+    let preset = Preset::w4a16().with_group(8);
     interrupted(&preset, folder.path());
     let device = Device::flex();
     let resumed = |sizes: Sizes| {
@@ -152,10 +166,10 @@ fn a_state_of_a_model_with_other_rotations_norms_or_heads_is_refused() {
 #[test]
 fn a_damaged_block_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    interrupted(&Preset::w4a16(8), folder.path());
+    interrupted(&Preset::w4a16().with_group(8), folder.path());
     let file = folder.path().join("block-0000.safetensors");
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
-    let error = compress(&Preset::w4a16(8), Some(folder.path())).unwrap_err();
+    let error = compress(&Preset::w4a16().with_group(8), Some(folder.path())).unwrap_err();
     assert_says!(error, "block-0000.safetensors");
 }

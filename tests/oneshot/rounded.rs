@@ -29,7 +29,7 @@ fn weights_are_solved_for_the_inputs_that_they_will_get() {
     let coarse = rounded(&values(x.clone()), 8, 3.0);
     let coarse = Tensor::<1>::from_floats(&coarse[..], &device).reshape([200, 8]);
     let error = |activations: Option<Activations>| {
-        let preset = Preset::w4a16(8).with_activations(activations);
+        let preset = Preset::w4a16().with_group(8).with_activations(activations);
         assert_eq!(preset.target, Target::Original);
         let done = OneShot::new(preset)
             .compress(model.clone(), [x.clone()], |model, x| model.forward(x))
@@ -131,7 +131,7 @@ fn what_a_mask_rules_out_behind_a_layer_has_no_part_in_its_targets() {
         model[1].forward(hidden) + (mask + ruled_out)
     };
     let x = tensor::<2>(1, [200, 8], &device);
-    let done = OneShot::new(Preset::w4a16(8)).compress(model, [x.clone()], forward);
+    let done = OneShot::new(Preset::w4a16().with_group(8)).compress(model, [x.clone()], forward);
     let done = done.unwrap();
     assert!(done.report.layers[1].relative_error < 0.1);
     let outputs = values(forward(&done.model, x));

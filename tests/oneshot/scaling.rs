@@ -1,6 +1,6 @@
 //! Factors between layers: where they move, and where there is no place for them.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
@@ -115,6 +115,22 @@ fn sequences_in_a_batch_are_scaled_as_their_rows_are() {
             }
         }
     });
+}
+
+#[test]
+fn layers_that_read_one_norm_are_scaled_together_in_a_group_of_parameters_too() {
+    let device = Device::flex();
+    let model = Normed::new(3, &device);
+    let x = tensor::<2>(7, [48, 8], &device) * spread(&device).unsqueeze();
+    let preset = Preset::w8a16().with_scaling(Some(Scaling::SmoothQuant { alpha: 0.5 }));
+    let compress = |oneshot: OneShot<'_>| {
+        let done = oneshot.compress(model.clone(), [x.clone()], Normed::forward::<2>);
+        done.unwrap()
+    };
+    let without = compress(OneShot::new(preset.clone()));
+    let with = compress(OneShot::new(preset).with_blocks_of(ParamGroup::all()));
+    assert!(with.report.layers.iter().all(|layer| !layer.unscaled));
+    assert_eq!(parameters(&without.model), parameters(&with.model));
 }
 
 /// Layers with a norm before each.

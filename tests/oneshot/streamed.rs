@@ -35,8 +35,10 @@ fn blocks_of_a_file_become_what_they_become_in_the_whole_model() {
         by_block.order = Order::Block;
         for preset in [
             Preset::w8a16(),
-            Preset::w4a16(8),
-            Preset::w4a16(8).with_scaling(Some(Scaling::Awq)),
+            Preset::w4a16().with_group(8),
+            Preset::w4a16()
+                .with_group(8)
+                .with_scaling(Some(Scaling::Awq)),
             "sparse-2:4".parse().unwrap(),
             by_block,
         ] {
@@ -183,7 +185,7 @@ fn layers(
 #[test]
 fn after_an_interruption_finished_blocks_are_not_solved_again() {
     let folder = tempfile::tempdir().unwrap();
-    let preset = Preset::w4a16(4);
+    let preset = Preset::w4a16().with_group(4);
     let (whole, _) = layers(&preset, None, 3).unwrap();
     assert_eq!(layers(&preset, Some(folder.path()), 1), Err(Ended::Killed));
     let (found, resumed) = layers(&preset, Some(folder.path()), 3).unwrap();
@@ -213,14 +215,16 @@ fn what_is_wrong_in_a_block_is_said_with_its_name() {
         rows: 5,
         inputs: 8,
     };
-    assert_eq!(run(Preset::w4a16(4), 5), expected);
-    let skipped = Preset::w4a16(4).with_skip(vec!["linear".into()]);
+    assert_eq!(run(Preset::w4a16().with_group(4), 5), expected);
+    let skipped = Preset::w4a16()
+        .with_group(4)
+        .with_skip(vec!["linear".into()]);
     let error = run(skipped, 32);
     assert!(
         matches!(&error, OneShotError::DoesNotFit { path, .. } if path == "layers.0"),
         "{error}"
     );
-    let never = OneShot::new(Preset::w4a16(4)).compress_blocks(
+    let never = OneShot::new(Preset::w4a16().with_group(4)).compress_blocks(
         [tensor::<2>(9, [32, 8], &device)],
         (0..1).map(|number| -> Result<_, OneShotError> {
             let linear = LinearConfig::new(8, 8).init(&device);
@@ -233,7 +237,9 @@ fn what_is_wrong_in_a_block_is_said_with_its_name() {
         path: "layers.0".into(),
     };
     assert_eq!(never.map(|_| ()).unwrap_err(), expected);
-    let named = Preset::w4a16(4).with_blocks(Some(vec!["linear".into()]));
+    let named = Preset::w4a16()
+        .with_group(4)
+        .with_blocks(Some(vec!["linear".into()]));
     assert_matches!(
         run(named, 32),
         OneShotError::InvalidConfig {

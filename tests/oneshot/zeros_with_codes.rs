@@ -1,4 +1,4 @@
-//! Zeros together with a grid, in one solve.
+//! Zeros and a grid: codes on the weights that pruning left, and zeros that move.
 
 use burn::module::Param;
 use burn::nn::Linear;
@@ -11,7 +11,7 @@ use crate::methods::{INPUTS, OUTPUTS, compressed, grid, inputs, layer, output_er
 use crate::support::values;
 
 #[test]
-fn zeros_and_grid_points_together_beat_one_after_the_other() {
+fn codes_that_make_good_for_each_other_beat_nearest_ones_beside_zeros() {
     let device = Device::flex();
     let quantize = grid(3, Some(4), true, Rounding::refined());
     let prune = Prune::new(Pattern::PerLayer(0.5), PruneMethod::BestSubset);
@@ -19,15 +19,15 @@ fn zeros_and_grid_points_together_beat_one_after_the_other() {
         .with_prune(Some(prune))
         .with_quantize(Some(quantize.clone()));
     both.target = Target::OwnInputs;
-    let together = compressed(&device, both.clone());
-    let grid = together.weights[0].grid.as_ref().unwrap();
-    assert_eq!(grid.values(INPUTS), together.weights[0].values);
-    assert!(together.weights[0].zeros() >= INPUTS * OUTPUTS / 2);
+    let refined = compressed(&device, both.clone());
+    let grid = refined.weights[0].grid.as_ref().unwrap();
+    assert_eq!(grid.values(INPUTS), refined.weights[0].values);
+    assert!(refined.weights[0].zeros() >= INPUTS * OUTPUTS / 2);
 
     let mut nearest = both;
     nearest.quantize.as_mut().unwrap().rounding = Rounding::Nearest;
     let (one, other) = (
-        output_error(&together.model),
+        output_error(&refined.model),
         output_error(&compressed(&device, nearest).model),
     );
     assert!(one < 0.95 * other, "{one} against {other}");

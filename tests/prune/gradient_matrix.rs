@@ -58,6 +58,23 @@ fn half_storage_solves_the_problem_of_the_rounded_gradients() {
     });
 }
 
+/// Of an example that the network is sure of.
+#[test]
+fn tempering_takes_a_gradient_that_is_next_to_nothing_beside_the_others() {
+    on_each(|device| {
+        let rows = Tensor::<2>::from_floats([[1.0, 0.0], [0.0, 1e-40]], device);
+        let gradients = GradientMatrix::from_tensor(rows).unwrap();
+        let ones = Tensor::ones([2], device);
+        let problem = Problem::new(gradients, ones, Layout::anonymous(2)).unwrap();
+        let problem = problem.with_tempering(1.0).unwrap();
+        let objective = problem.objective(Tensor::zeros([2], device)).unwrap();
+        // The first row has half of the squares, or all of them where 1e-40 is 0 on the device.
+        let near = |fit: f64| (objective.fit - fit).abs() < 1e-6;
+        assert!(near(0.25) || near(0.5), "{objective:?}");
+        assert!(objective.total().is_finite(), "{objective:?}");
+    });
+}
+
 #[test]
 fn a_matrix_refuses_rows_it_was_not_made_for() {
     let device = Device::flex();

@@ -4,7 +4,7 @@ use crate::pruner::{Pairs, config, loss, net, pairs, prune, weights, zeros};
 use crate::support::Perceptron;
 use burn::module::ParamGroup;
 use burn::tensor::Device;
-use burn_lean::prune::{GradualConfig, Masks, PruneError, Schedule, mean_loss, run::Epoch};
+use burn_lean::prune::{GradualConfig, Masks, PruneError, SparsitySchedule, mean_loss, run::Epoch};
 use burn_lean::reparam::{Rejected, attached};
 
 #[test]
@@ -14,7 +14,7 @@ fn gradual_pruning_trains_between_the_stages_with_the_zeros_held() {
     let device = Device::flex().autodiff();
     let pruner = config(0.8)
         .with_stages(3)
-        .with_schedule(Schedule::Polynomial { base: 0.5 });
+        .with_schedule(SparsitySchedule::Polynomial { base: 0.5 });
     let gradual = GradualConfig::new(pruner.clone(), 2, 40).with_learning_rate(0.1);
     let mut rates = Vec::new();
     let mut optim = SgdConfig::new().init();

@@ -5,8 +5,8 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{
-    Budget, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Schedule,
-    Selection, SolverConfig, SparsityPattern, run::Epoch,
+    Budget, FisherConfig, GradualConfig, Masks, Pruned, PrunerConfig, RidgeChoice, Selection,
+    SolverConfig, SparsityPattern, SparsitySchedule, run::Epoch,
 };
 use burn_lean::quant::{ConvertConfig, QatConfig, WeightQuantizer, advance, quantizers};
 use burn_lean::reparam::{ChainReparameterizer, find};
@@ -29,7 +29,7 @@ fn gradual() -> GradualConfig {
     let solver = SolverConfig::new(Budget::Sparsity(0.75));
     let pruner = PrunerConfig::new(solver, FisherConfig::new(16))
         .with_stages(3)
-        .with_schedule(Schedule::Linear { base: 0.25 })
+        .with_schedule(SparsitySchedule::Linear { base: 0.25 })
         .with_ridge(RidgeChoice::Fixed(1e-2));
     GradualConfig::new(pruner, 2, 3)
 }

@@ -6,8 +6,8 @@ use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, Effort, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Schedule, Selection,
-    SparsityPattern, StageMethod,
+    Budget, Effort, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Selection,
+    SparsityPattern, SparsitySchedule, StageMethod,
     layerwise::{Candidate, Refitted, SupportMethod},
     recompute_batch_norm,
     run::{Epoch, GradualPruned, StageTraining},
@@ -31,7 +31,7 @@ fn inputs(seed: u64, device: &Device) -> Vec<Tensor<2>> {
 fn gradual(method: StageMethod, epochs: usize, last_epochs: usize) -> GradualPruner {
     let mut gradual = GradualPruner::new(Budget::Sparsity(0.875), 3, epochs, last_epochs);
     gradual.method = method;
-    gradual.schedule = Schedule::Linear { base: 0.5 };
+    gradual.schedule = SparsitySchedule::Linear { base: 0.5 };
     gradual
 }
 
@@ -244,7 +244,7 @@ fn from_gradients_the_stages_are_the_same_at_once_and_epoch_by_epoch() {
     let device = Device::flex().autodiff();
     let pruner = config(0.8)
         .with_stages(2)
-        .with_schedule(Schedule::Linear { base: 0.4 });
+        .with_schedule(SparsitySchedule::Linear { base: 0.4 });
     let gradual = GradualConfig::new(pruner, 2, 3);
     let step = |model: Perceptron, rate: f64| {
         let grads = pruner::loss(&model, &pairs(7, &device)[0]).backward();
@@ -346,8 +346,8 @@ fn training_that_fails_gives_its_model_back_with_the_masks() {
 #[test]
 fn a_budget_of_half_or_less_is_pruned_to_at_once() {
     let schedule = |sparsity| GradualPruner::new(Budget::Sparsity(sparsity), 3, 1, 1).schedule;
-    assert_eq!(schedule(0.5), Schedule::Constant);
-    assert_eq!(schedule(0.9), Schedule::Polynomial { base: 0.5 });
+    assert_eq!(schedule(0.5), SparsitySchedule::Constant);
+    assert_eq!(schedule(0.9), SparsitySchedule::Polynomial { base: 0.5 });
     assert_eq!(
         GradualPruner::new(Budget::Sparsity(0.9), 3, 1, 1)
             .pruner
@@ -411,7 +411,7 @@ fn a_run_that_was_killed_goes_on_after_the_newest_finished_stage_with_the_same_n
 fn settings_read_back_from_json() {
     let mut gradual = GradualPruner::new(Budget::Sparsity(0.875), 3, 2, 4);
     gradual.method = StageMethod::Layerwise;
-    gradual.schedule = Schedule::Constant;
+    gradual.schedule = SparsitySchedule::Constant;
     gradual.pruner = Pruner::new(Budget::Sparsity(0.875)).with_effort(Effort::Quick);
     gradual.pruner.support = Some(SupportMethod::Wanda);
     let json = serde_json::to_value(&gradual).unwrap();
@@ -423,6 +423,20 @@ fn settings_read_back_from_json() {
     assert_eq!(read.pruner.support, Some(SupportMethod::Wanda));
     // What is no setting of a run is as by default.
     assert!(read.pruner.progress);
+    // A misspelt one would be as by default, too, and nobody told.
+    let text = json.to_string();
+    for (name, wrong) in [
+        ("\"tuning\"", "tunning"),
+        ("\"support\"", "suport"),
+        ("\"seed\"", "sed"),
+    ] {
+        let misspelt = text.replace(name, &format!("\"{wrong}\""));
+        let error = serde_json::from_str::<GradualPruner>(&misspelt).unwrap_err();
+        assert_says!(error, wrong);
+    }
+    let flops = r#"{"flops": {"kept": 0.5, "sparcity": 0.9}}"#;
+    let error = serde_json::from_str::<Budget>(flops).unwrap_err();
+    assert_says!(error, "sparcity");
     assert_eq!(read.state, None);
 }
 

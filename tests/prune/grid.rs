@@ -3,7 +3,6 @@
 use burn::tensor::Device;
 use burn_lean::prune::{
     Budget, ChitaConfig, GridConfig, LayerKind, Layout, Method, PruneError, Solution, SolverConfig,
-    SparsityPattern,
     problem::{Rounded, Step},
     solve,
     solver::{FirstCodes, LayerGrid},
@@ -41,34 +40,29 @@ fn decoded(codes: &[i32], scale: f32) -> Vec<f64> {
         .collect()
 }
 
-/// All codes from −1 to 1 with at most `k` that are not 0: the best objective.
-fn best_of_all(plain: &Plain, scale: f32, k: usize) -> f64 {
-    let p = plain.p();
+/// All codes from −1 to 1 of the weights at `support`, with 0 for the others: the best objective.
+fn best_of_all(plain: &Plain, scale: f32, support: &[usize]) -> f64 {
     let mut best = f64::INFINITY;
-    for mut number in 0..3usize.pow(p as u32) {
-        let codes: Vec<i32> = (0..p)
-            .map(|_| {
-                let code = number % 3;
-                number /= 3;
-                code as i32 - 1
-            })
-            .collect();
-        if codes.iter().filter(|code| **code != 0).count() <= k {
-            best = best.min(plain.objective(&decoded(&codes, scale)));
+    for mut number in 0..3usize.pow(support.len() as u32) {
+        let mut codes = vec![0; plain.p()];
+        for index in support {
+            codes[*index] = (number % 3) as i32 - 1;
+            number /= 3;
         }
+        best = best.min(plain.objective(&decoded(&codes, scale)));
     }
     best
 }
 
-/// 120 problems of 4 to 7 weights, each with all codes tried: how often a search finds the best ones,
-/// and by how much it misses on average.
+/// 120 problems of 4 to 7 weights, each with all codes of its largest weights tried: how often a search
+/// finds the best ones, and by how much it misses on average.
 #[test]
-fn zeros_and_codes_together_are_mostly_the_best_of_all() {
+fn codes_are_mostly_the_best_of_all_on_their_support() {
     let layers = || vec![shared((-1, 1)).with_scales(vec![0.6])];
     let grids = [
         ("nearest", GridConfig::nearest(layers())),
         ("compensated", GridConfig::compensated(layers())),
-        ("joint", GridConfig::new(layers()).with_fit_scales(false)),
+        ("codes", GridConfig::new(layers()).with_fit_scales(false)),
     ];
     let problems = 120;
     let (mut found, mut excess) = ([0; 3], [0.0; 3]);
@@ -86,7 +80,9 @@ fn zeros_and_codes_together_are_mostly_the_best_of_all() {
             true => Budget::All,
             false => Budget::Keep(k),
         };
-        let best = best_of_all(&plain, 0.6, k);
+        let mut largest = all;
+        largest.sort_by(|a, b| plain.dense[*b].abs().total_cmp(&plain.dense[*a].abs()));
+        let best = best_of_all(&plain, 0.6, &largest[..k]);
         let problem = plain.problem(&Device::flex());
         for (at, (name, grid)) in grids.iter().enumerate() {
             let solution = solve(&problem, &on_grid(budget.clone(), grid.clone())).unwrap();
@@ -108,9 +104,9 @@ fn zeros_and_codes_together_are_mostly_the_best_of_all() {
     }
     println!("optimum in {found:?} of {problems}, mean excess {excess:.3?}");
     assert!(found[0] < found[1] && found[1] < found[2], "{found:?}");
-    assert!(found[2] * 10 >= problems as usize * 7, "{found:?}");
+    assert!(found[2] * 10 >= 9 * problems as usize, "{found:?}");
     assert!(
-        excess[2] < 0.5 * excess[1] && excess[1] < excess[0],
+        excess[2] < 0.6 * excess[1] && excess[1] < excess[0],
         "{excess:?}"
     );
 }
@@ -187,12 +183,7 @@ fn no_step_after_the_first_codes_raises_the_objective_and_the_residual_stays_exa
             let config = on_grid(Budget::Keep(80), grid);
             let solution = solve(&plain.problem(&target.device), &config).unwrap();
             let steps: Vec<_> = solution.trace.iter().map(|point| point.step).collect();
-            for step in [
-                Step::Round,
-                Step::CodeDescent,
-                Step::Scales,
-                Step::CodeExchange,
-            ] {
+            for step in [Step::Round, Step::CodeDescent, Step::Scales] {
                 assert!(steps.contains(&step), "{steps:?}");
             }
             let first = steps.iter().position(|step| *step == Step::Round).unwrap();
@@ -260,47 +251,6 @@ fn at_the_end_no_code_and_no_scale_alone_is_better() {
             }
         }
     }
-}
-
-#[test]
-fn patterns_and_budgets_hold_through_exchanges() {
-    let mut layout = Layout::new();
-    layout.push("fc1.weight", [8, 6], LayerKind::Linear, 2.0);
-    layout.push("fc2.weight", [8, 4], LayerKind::Linear, 2.0);
-    let grids = || {
-        vec![
-            LayerGrid::new("fc1.weight", vec![1, 6], (-1, 1)),
-            LayerGrid::new("fc2.weight", vec![1, 4], (-2, 1)),
-        ]
-    };
-    let pattern = SparsityPattern::NM { n: 2, m: 4 };
-    let mut exchanged = 0;
-    for seed in 0..8 {
-        let plain = Plain::random(900 + seed, 60, 80);
-        let problem = plain.problem_with(layout.clone(), &Device::flex());
-        let config =
-            on_grid(Budget::Pattern, GridConfig::new(grids())).with_pattern(pattern.clone());
-        let solution = solve(&problem, &config).unwrap();
-        let is_kept = |index: &usize| solution.support.contains(index);
-        for block in pattern.blocks(&layout).unwrap() {
-            assert!(block.iter().filter(|index| is_kept(index)).count() <= 2);
-        }
-        let fixed = GridConfig::new(grids()).with_exchange_rounds(0);
-        let config = on_grid(Budget::Pattern, fixed).with_pattern(pattern.clone());
-        let without = solve(&problem, &config).unwrap();
-        exchanged += usize::from(solution.objective < without.objective);
-
-        let per_layer = on_grid(Budget::PerLayer(0.75), GridConfig::new(grids()));
-        let solution = solve(&problem, &per_layer).unwrap();
-        for (layer, most) in layout.layers().iter().zip([12, 8]) {
-            let inside = |index: &&usize| layer.range().contains(index);
-            assert!(solution.support.iter().filter(inside).count() <= most);
-        }
-        for (layer, (min, max)) in rounded(&solution).layers.iter().zip([(-1, 1), (-2, 1)]) {
-            assert!(layer.codes.iter().all(|code| (min..=max).contains(code)));
-        }
-    }
-    assert!(exchanged >= 5, "exchanges improve {exchanged} of 8");
 }
 
 #[test]
@@ -418,7 +368,7 @@ fn a_config_survives_its_file() {
         Budget::All,
         GridConfig::new(vec![shared((-1, 1)).with_scales(vec![0.5])])
             .with_first(FirstCodes::Nearest)
-            .with_exchange_rounds(3),
+            .with_sweeps(3),
     );
     let json = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<SolverConfig>(&json).unwrap(), config);

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::activation::relu;
+use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_lean::prune::{
     Budget, Effort, GradualPruner, PruneError, Pruner, Shares, SparsityPattern,
-    layerwise::Candidate,
+    layerwise::{Candidate, Refitted},
 };
 
 use crate::layerwise::features;
-use crate::support::{parameters, values, with_numbers};
+use crate::support::{on_each, parameters, values, with_numbers};
 
 /// All of them.
 pub(crate) const SHARES: [Shares; 3] = [Shares::Auto, Shares::Magnitude, Shares::Lamp];
@@ -199,6 +199,45 @@ fn large_embeddings_leave_the_layers_behind_them_their_weights() {
         .unwrap();
     assert_eq!(pruned.report.shares, Shares::Lamp);
     assert!(pruned.masks.get("1.weight").unwrap().nonzeros() > 4);
+}
+
+/// A table that rows are taken of, which all rows are then compared with.
+#[derive(Module, Debug)]
+struct Recommender {
+    items: Embedding,
+}
+
+#[test]
+fn a_table_that_is_looked_up_and_multiplied_is_judged_as_it_is_returned() {
+    on_each(|device| {
+        let items = EmbeddingConfig::new(20, 8).init(device);
+        let model = with_numbers(Recommender { items }, 4);
+        let forward = |m: &Recommender, ids: Tensor<1, Int>| {
+            let table = m.items.weight.val();
+            let taken = table.clone().select(0, ids).tanh();
+            taken.matmul(table.transpose())
+        };
+        let ids = |first: i64| {
+            let ids: Vec<i64> = (0..40).map(|at| (at * 7 + first) % 20).collect();
+            Tensor::<1, Int>::from_data(TensorData::new(ids, [40]), device)
+        };
+        let pruned = Pruner::new(Budget::Sparsity(0.5))
+            .with_effort(Effort::Quick)
+            .prune(model.clone(), forward, [ids(0), ids(3)])
+            .unwrap();
+        let report = &pruned.report;
+        assert_eq!(report.layers[0].refitted, Refitted::Shared);
+        // By the last batch, which judges.
+        let [p, q] = [&model, &pruned.model].map(|m| log_softmax(forward(m, ids(3)), 1));
+        let nats = values((p.clone().exp() * (p - q)).sum_dim(1));
+        let expected = f64::from(nats.iter().sum::<f32>()) / 40.0;
+        let mut candidates = report.candidates.iter();
+        let chosen = candidates.find(|one| one.candidate == report.chosen);
+        let divergence = chosen.unwrap().divergence;
+        assert!(expected > 1e-3, "{expected}");
+        let off = (divergence - expected).abs();
+        assert!(off < 1e-4 * expected + 1e-6, "{divergence} and {expected}");
+    });
 }
 
 /// Layers by magnitude: one of a hundredth of the others' weights gets nothing, which is right where nothing

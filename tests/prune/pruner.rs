@@ -6,8 +6,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, Schedule,
-    Selection, SolverConfig, SparsityPattern, mean_loss, model::ExcludedBecause, run::StageReport,
+    Budget, FisherConfig, Masks, Method, PruneError, Pruned, PrunerConfig, RidgeChoice, Selection,
+    SolverConfig, SparsityPattern, SparsitySchedule, mean_loss, model::ExcludedBecause,
+    run::StageReport,
 };
 use burn_lean::reparam::Rejected;
 
@@ -120,7 +121,7 @@ fn a_half_model_is_pruned_in_stages() {
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         let config = config(0.8)
             .with_stages(2)
-            .with_schedule(Schedule::Linear { base: 0.4 });
+            .with_schedule(SparsitySchedule::Linear { base: 0.4 });
         let net = cast(net(&device), dtype);
         let loss = |net: &Perceptron, x: &Tensor<2>| net.forward(x.clone()).square().mean();
         let batches = |seed| [tensor::<2>(seed, [16, 6], &device).cast(dtype)];
@@ -137,7 +138,7 @@ fn the_objective_is_that_of_the_last_stage_and_targets_follow_the_schedule() {
     let device = Device::flex();
     let config = config(0.8)
         .with_stages(3)
-        .with_schedule(Schedule::Linear { base: 0.4 });
+        .with_schedule(SparsitySchedule::Linear { base: 0.4 });
     let pruned = prune(&config, &device).unwrap();
     let stages: Vec<(f64, usize)> = pruned
         .stages
@@ -157,7 +158,9 @@ fn the_objective_is_that_of_the_last_stage_and_targets_follow_the_schedule() {
 fn zeros_stay_zero() {
     let device = Device::flex();
     let mut masks: Vec<Masks> = Vec::new();
-    let config = config(0.7).with_stages(6).with_schedule(Schedule::Constant);
+    let config = config(0.7)
+        .with_stages(6)
+        .with_schedule(SparsitySchedule::Constant);
     config
         .prune_with(
             net(&device),
@@ -347,7 +350,7 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
     ] {
         let mut config = config(0.0)
             .with_stages(3)
-            .with_schedule(Schedule::Linear { base: 0.2 });
+            .with_schedule(SparsitySchedule::Linear { base: 0.2 });
         config.solver.budget = budget.clone();
         let mut kept: Vec<Vec<usize>> = Vec::new();
         let look = |model, masks: &Masks, _: &StageReport| {

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, Masks, PruneError, PruneReport, PrunerConfig, RidgeChoice, Schedule,
-    Selection, SolverConfig, SparsityPattern,
+    Budget, FisherConfig, Masks, PruneError, PruneReport, PrunerConfig, RidgeChoice, Selection,
+    SolverConfig, SparsityPattern, SparsitySchedule,
 };
 
 use crate::pruner::{Pairs, config, loss, net, pairs, prune};
@@ -41,6 +41,9 @@ fn a_bad_config_costs_no_gradients() {
         config.solver.budget = Budget::PerLayerTargets(targets.clone().into());
     });
     assert_matches!(error, PruneError::UnknownLayer { .. });
+    let misspelt = [("secnd.weight".to_string(), 100.0)];
+    let error = with(&|config| config.flops = Some(misspelt.clone().into()));
+    assert_says!(error, "`secnd.weight`", "second.weight");
     let error = with(&|config| config.solver.pattern = SparsityPattern::NM { n: 1, m: 4 });
     assert_matches!(error, PruneError::PatternDoesNotDivide { .. });
     assert_eq!(field(&|c| c.ridge = RidgeChoice::Fixed(0.0)), "ridge");
@@ -106,8 +109,8 @@ fn a_weight_that_is_no_number_is_named_before_any_gradient() {
 fn a_first_stage_that_prunes_nothing_is_refused() {
     let staged = |schedule| config(0.8).with_stages(3).with_schedule(schedule);
     for schedule in [
-        Schedule::Exponential { base: 0.0 },
-        Schedule::Linear { base: 0.0 },
+        SparsitySchedule::Exponential { base: 0.0 },
+        SparsitySchedule::Linear { base: 0.0 },
     ] {
         let error = refused(staged(schedule));
         assert_matches!(error, PruneError::KeptCount { k: 40, .. });
@@ -117,7 +120,9 @@ fn a_first_stage_that_prunes_nothing_is_refused() {
 /// ⌊(1 - 0.8)·40⌋ is 7 in F64.
 #[test]
 fn no_stage_keeps_fewer_than_the_last() {
-    let mut config = config(0.0).with_stages(3).with_schedule(Schedule::Constant);
+    let mut config = config(0.0)
+        .with_stages(3)
+        .with_schedule(SparsitySchedule::Constant);
     config.solver.budget = Budget::Keep(8);
     let pruned = prune(&config, &Device::flex()).unwrap();
     let nonzeros: Vec<usize> = pruned.stages.iter().map(|stage| stage.nonzeros).collect();

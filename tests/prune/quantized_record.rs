@@ -7,7 +7,7 @@ use burn_lean::prune::{
     LayerKind, Layout, Masks, PruneError, SparseRecord,
     sparse::{Encoding, RecordFault},
 };
-use burn_lean::quant::{ConvertConfig, QatConfig, Storage, WeightConfig};
+use burn_lean::quant::{ConvertConfig, QatConfig, WeightConfig};
 
 use crate::support::{each_device, on_each, tensor, values, with_numbers};
 
@@ -37,15 +37,15 @@ fn prepared(bits: u8, device: &Device) -> Linear {
     quantizers(bits).prepare(pruned).unwrap()
 }
 
-fn converted(bits: u8, storage: Storage, device: &Device) -> Linear {
-    let config = ConvertConfig::new().with_storage(storage);
-    config.convert(prepared(bits, device)).unwrap().0
+fn converted(bits: u8, device: &Device) -> Linear {
+    let prepared = prepared(bits, device);
+    ConvertConfig::new().convert(prepared).unwrap().0
 }
 
 #[test]
 fn codes_of_kept_weights_and_their_places_are_all_that_is_stored() {
     on_each(|device| {
-        let model = converted(8, Storage::Auto, device);
+        let model = converted(8, device);
         let record = SparseRecord::from_module(&model).unwrap();
         let bytes = record.to_bytes().unwrap();
         let float = 4 * (SIDE * SIDE + SIDE);
@@ -86,23 +86,17 @@ fn codes_of_kept_weights_and_their_places_are_all_that_is_stored() {
 }
 
 #[test]
-fn codes_of_less_than_a_byte_come_back_in_every_storage() {
+fn codes_of_less_than_a_byte_come_back() {
     each_device(|target| {
         let device = &target.device;
-        let storages = match target.is_gpu() {
-            true => vec![Storage::Auto, Storage::PackedU32],
-            false => vec![Storage::Auto, Storage::Native],
-        };
         for bits in [2, 4] {
-            for storage in &storages {
-                let model = converted(bits, *storage, device);
-                let record = SparseRecord::from_module(&model).unwrap();
-                let record = SparseRecord::from_bytes(&record.to_bytes().unwrap()).unwrap();
-                let fresh = quantizers(bits).prepare(dense(device)).unwrap();
-                let loaded = record.load_into(fresh).unwrap();
-                let data = |model: &Linear| model.weight.base().into_data();
-                assert_eq!(data(&loaded).as_bytes(), data(&model).as_bytes());
-            }
+            let model = converted(bits, device);
+            let record = SparseRecord::from_module(&model).unwrap();
+            let record = SparseRecord::from_bytes(&record.to_bytes().unwrap()).unwrap();
+            let fresh = quantizers(bits).prepare(dense(device)).unwrap();
+            let loaded = record.load_into(fresh).unwrap();
+            let data = |model: &Linear| model.weight.base().into_data();
+            assert_eq!(data(&loaded).as_bytes(), data(&model).as_bytes());
         }
     });
 }
@@ -113,7 +107,7 @@ fn codes_of_less_than_a_byte_come_back_in_every_storage() {
 fn a_device_that_cannot_hold_the_codes_is_an_error() {
     for bits in [2, 4, 8] {
         each_device(|from| {
-            let model = converted(bits, Storage::Auto, &from.device);
+            let model = converted(bits, &from.device);
             let record = SparseRecord::from_module(&model).unwrap();
             each_device(|to| {
                 let fresh = quantizers(bits).prepare(dense(&to.device)).unwrap();
@@ -144,7 +138,7 @@ fn a_device_that_cannot_hold_the_codes_is_an_error() {
 #[test]
 fn codes_that_contradict_their_entry_are_refused() {
     let device = Device::flex();
-    let model = converted(8, Storage::Auto, &device);
+    let model = converted(8, &device);
     let bytes = SparseRecord::from_module(&model)
         .unwrap()
         .to_bytes()
@@ -184,7 +178,7 @@ fn codes_take_as_many_bits_in_the_file_as_their_format_has() {
 
 fn takes_few_bits(device: &Device) {
     let bytes = |bits| {
-        let model = converted(bits, Storage::Native, device);
+        let model = converted(bits, device);
         let sizes = SparseRecord::from_module(&model).unwrap().sizes().unwrap();
         let weight = sizes.tensors.into_iter().find(|one| one.path == "weight");
         let weight = weight.unwrap();

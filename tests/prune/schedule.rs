@@ -1,6 +1,6 @@
 //! Schedules against the published formulas.
 
-use burn_lean::prune::{PruneError, Schedule};
+use burn_lean::prune::{PruneError, SparsitySchedule};
 
 const BASE: f64 = 0.3;
 const TARGET: f64 = 0.95;
@@ -8,7 +8,7 @@ const TARGET: f64 = 0.95;
 #[test]
 fn exponential_closes_half_of_the_rest_in_every_stage() {
     // b + (s-b)·8/7·(2^t - 1)/2^t for f = 4, by hand: factors 0, 4/7, 6/7, 1.
-    let targets = Schedule::Exponential { base: BASE }
+    let targets = SparsitySchedule::Exponential { base: BASE }
         .targets(TARGET, 4)
         .unwrap();
     close(
@@ -19,7 +19,7 @@ fn exponential_closes_half_of_the_rest_in_every_stage() {
 
 #[test]
 fn polynomial_is_cubic_in_what_is_left() {
-    let targets = Schedule::Polynomial { base: BASE }
+    let targets = SparsitySchedule::Polynomial { base: BASE }
         .targets(TARGET, 3)
         .unwrap();
     close(&targets, &[0.3, 0.95 - 0.65 / 8.0, 0.95]);
@@ -27,22 +27,27 @@ fn polynomial_is_cubic_in_what_is_left() {
 
 #[test]
 fn linear_takes_equal_steps() {
-    let targets = Schedule::Linear { base: 0.1 }.targets(0.9, 5).unwrap();
+    let targets = SparsitySchedule::Linear { base: 0.1 }
+        .targets(0.9, 5)
+        .unwrap();
     close(&targets, &[0.1, 0.3, 0.5, 0.7, 0.9]);
 }
 
 #[test]
 fn constant_prunes_to_the_target_every_time() {
-    assert_eq!(Schedule::Constant.targets(0.6, 3).unwrap(), [0.6, 0.6, 0.6]);
+    assert_eq!(
+        SparsitySchedule::Constant.targets(0.6, 3).unwrap(),
+        [0.6, 0.6, 0.6]
+    );
 }
 
 #[test]
 fn one_stage_is_the_target_and_the_last_stage_hits_it_exactly() {
     for schedule in [
-        Schedule::Exponential { base: BASE },
-        Schedule::Polynomial { base: BASE },
-        Schedule::Linear { base: BASE },
-        Schedule::Constant,
+        SparsitySchedule::Exponential { base: BASE },
+        SparsitySchedule::Polynomial { base: BASE },
+        SparsitySchedule::Linear { base: BASE },
+        SparsitySchedule::Constant,
     ] {
         assert_eq!(schedule.targets(TARGET, 1).unwrap(), [TARGET]);
         for stages in 2..20 {
@@ -55,7 +60,7 @@ fn one_stage_is_the_target_and_the_last_stage_hits_it_exactly() {
 
 #[test]
 fn impossible_schedules_are_refused() {
-    let schedule = Schedule::Linear { base: 0.5 };
+    let schedule = SparsitySchedule::Linear { base: 0.5 };
     assert_eq!(
         schedule.targets(1.0, 3),
         Err(PruneError::Sparsity { sparsity: 1.0 })

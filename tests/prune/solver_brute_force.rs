@@ -9,14 +9,21 @@ use crate::reference::Plain;
 #[test]
 fn the_search_finds_the_best_of_all_supports_in_nearly_every_small_problem() {
     let device = Device::flex();
+    let without_splices = ChitaConfig::new().with_max_splices(0);
     let until_optimal = ChitaConfig::new().with_max_exchanges(None);
     let methods = [
         ("back-solve", Method::BackSolve, 0.50, 100.0),
-        ("stages", Method::Chita(ChitaConfig::new()), 0.75, 15.0),
+        (
+            "without splices",
+            Method::Chita(without_splices),
+            0.5,
+            100.0,
+        ),
+        ("stages", Method::Chita(ChitaConfig::new()), 0.9, 15.0),
         ("exchanges", Method::Chita(until_optimal), 0.95, 4.0),
     ];
-    let mut found = [0; 3];
-    let mut worst = [0.0f64; 3];
+    let mut found = [0; 4];
+    let mut worst = [0.0f64; 4];
     let problems = 400;
     for seed in 0..problems {
         let p = 4 + (seed % 10) as usize;
@@ -60,6 +67,7 @@ fn the_search_finds_the_best_of_all_supports_in_nearly_every_small_problem() {
         );
         assert!(worst[at] <= *most, "{name} misses by {}", worst[at]);
     }
+    assert!(found[2] > found[1], "{found:?}");
 }
 
 /// What `ExchangeOptimal` claims, checked by solving every exchange in F64; for fewer and for more

@@ -112,8 +112,6 @@ fn patterns_divide_their_layers() {
 fn numbers_outside_of_their_range_are_named() {
     let half = || SolverConfig::new(Budget::Sparsity(0.5));
     let chita = |chita| Method::Chita(chita);
-    let overlap = Groups::Custom(vec![vec![1, 2], vec![2, 3]]);
-    let outside = Groups::Custom(vec![vec![18]]);
     let cases = [
         (
             "expansion",
@@ -148,14 +146,6 @@ fn numbers_outside_of_their_range_are_named() {
         ),
         ("budget", SolverConfig::new(Budget::Pattern)),
         (
-            "groups",
-            half().with_pattern(SparsityPattern::Groups(overlap)),
-        ),
-        (
-            "groups",
-            half().with_pattern(SparsityPattern::Groups(outside)),
-        ),
-        (
             "flops.kept",
             SolverConfig::new(Budget::Flops {
                 kept: 1.5,
@@ -173,8 +163,9 @@ fn numbers_outside_of_their_range_are_named() {
 
 #[test]
 fn a_group_that_does_not_fit_is_infeasible() {
-    let all = Groups::Custom(vec![(0..18).collect()]);
-    let config = SolverConfig::new(Budget::Keep(3)).with_pattern(SparsityPattern::Groups(all));
+    // The smallest output is one of fc2, of 3 weights.
+    let outputs = SparsityPattern::Groups(Groups::Outputs);
+    let config = SolverConfig::new(Budget::Keep(2)).with_pattern(outputs);
     assert_matches!(refused(config), PruneError::Infeasible { .. });
 }
 

@@ -10,8 +10,8 @@ use burn_lean::amp::{AutocastConfig, Fallback, autocast::MasterWeight};
 use burn_lean::prune::{Mask, Masks, masks::ParameterMask};
 use burn_lean::quant::{
     ConvertConfig, Dequantize, ForwardQ, GptqConfig, Learned, Mapping, QatConfig, Rounding,
-    RoundingConfig, Storage, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit,
-    compare, deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
+    RoundingConfig, Unsupported, WeightConfig, WeightGranularity, WeightQuantizer, audit, compare,
+    deploy::Outcome, inspect::Coverage, load_safetensors, module::LayerInputs,
     qat::AttachQuantizers, quantized_weights, rounding::AdaRoundConfig, save_safetensors,
 };
 use burn_lean::reparam::{
@@ -271,7 +271,7 @@ fn a_file_of_a_masked_model_loads_with_and_without_masks() {
                     models.push(config.prepare(net()).unwrap());
                 }
                 for model in models {
-                    let loaded = load_safetensors(model, &path, Storage::Auto).unwrap();
+                    let loaded = load_safetensors(model, &path).unwrap();
                     let base = loaded.fc1.weight.base();
                     assert_matches!(base.dtype(), DType::QFloat(_));
                     assert_pruned_are_zero(&values(base.dequantize()));
@@ -314,7 +314,7 @@ fn a_masked_weight_under_autocast_is_converted_and_loaded() {
         save_safetensors(&converted, &path).unwrap();
         for masks in [masks(), no_masks()] {
             let (fresh, _) = prepare(&masks);
-            let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+            let loaded = load_safetensors(fresh, &path).unwrap();
             assert_eq!([values(loaded.fc1.weight.val()), inside(&loaded)], expected);
         }
     });
@@ -326,7 +326,7 @@ fn a_file_of_a_masked_model_loads_into_a_plain_one() {
     let config = QatConfig::new().with_activation(None);
     let net = prepared(&config, Order::MaskFirst, &Device::flex());
     save_safetensors(&net, &path).unwrap();
-    let plain = load_safetensors(Net::new(&Device::flex()), &path, Storage::Auto).unwrap();
+    let plain = load_safetensors(Net::new(&Device::flex()), &path).unwrap();
     let expected = values(net.fc1.weight.val());
     assert_eq!(values(plain.fc1.weight.base().dequantize()), expected);
 }

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, QatConfig, Storage, Unsupported, WeightConfig, WeightGranularity,
-    calibrate, load_record, load_safetensors,
+    ConvertConfig, ForwardQ, QatConfig, Unsupported, WeightConfig, WeightGranularity, calibrate,
+    load_record, load_safetensors,
     model::{float_record, load_float_record},
     quantized_weights, save_safetensors,
 };
@@ -116,6 +116,6 @@ fn float_records_and_files_go_from_layout_to_layout_as_in_burn() {
     let path = tempfile::tempdir().unwrap();
     let path = path.path().join("column.safetensors");
     save_safetensors(&layer, &path).unwrap();
-    let loaded = load_safetensors(prepared(3, &weight, &device), &path, Storage::Auto).unwrap();
+    let loaded = load_safetensors(prepared(3, &weight, &device), &path).unwrap();
     assert_eq!(output(&loaded, &device), output(&layer, &device));
 }

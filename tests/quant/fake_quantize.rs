@@ -162,23 +162,6 @@ fn values_and_gradients_are_those_of_the_formula() {
 }
 
 #[test]
-fn blocks_are_quantized_with_their_own_scale() {
-    each_device(|target| {
-        let scheme =
-            Scheme::symmetric(NumberFormat::int(4)).with_granularity(Granularity::PerBlock {
-                extents: vec![2, 1],
-            });
-        let x = Tensor::<2>::from_floats(
-            [[0.6, 0.6], [1.4, 1.4], [0.6, 0.6], [1.4, 1.4]],
-            &target.device,
-        );
-        let scale = Tensor::from_floats([1.0, 0.5, 0.25, 2.0], &target.device);
-        let y = fake_quantize(x, &QuantParams::symmetric(scale, &scheme), &scheme);
-        assert_eq!(values(y), [1.0, 0.5, 1.0, 1.5, 0.5, 0.0, 1.5, 2.0]);
-    });
-}
-
-#[test]
 fn nan_stays_and_infinities_saturate_without_gradient() {
     each_device(|target| {
         let device = target.device.clone().autodiff();
@@ -225,6 +208,37 @@ fn half_tensors_keep_their_dtype() {
         assert_eq!(values(y), values(expected.cast(dtype)));
         assert_eq!(values(dx), values(exact.grad(&grads).unwrap()));
     }
+}
+
+/// The lowest code of a range around 0 stands for a little more than the largest number.
+#[test]
+fn finite_half_numbers_stay_finite() {
+    each_device(|target| {
+        if !target.device.supports_dtype(DType::F16) {
+            return;
+        }
+        let device = target.device.clone().autodiff();
+        let half = |x: [f32; 3]| {
+            let x = Tensor::<1>::from_floats(x, &device).cast(DType::F16);
+            x.detach().require_grad()
+        };
+        let scheme = Scheme::symmetric(NumberFormat::int8());
+        let x = half([-65504.0, 1.0, -65280.0]);
+        // That of the range is the quotient of its end and 127.5.
+        let scale = Tensor::from_floats([512.5], &device);
+        let qparams = QuantParams::symmetric(scale, &scheme);
+        let y = fake_quantize(x.clone(), &qparams, &scheme);
+        // In F32, where their sum is finite.
+        let grads = y.clone().cast(DType::F32).sum().backward();
+        assert_eq!(values(y)[..2], [-65504.0, 0.0], "{}", target.name);
+        assert_eq!(values(x.grad(&grads).unwrap()), [1.0; 3]);
+
+        let wide = QuantParams::symmetric(Tensor::from_floats([1e3], &device), &scheme);
+        let x = half([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+        let y = values(fake_quantize(x, &wide, &scheme));
+        assert!(y[0].is_nan(), "{}: {y:?}", target.name);
+        assert_eq!(y[1..], [65504.0, -65504.0], "{}", target.name);
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     FakeQuantizeConfig, Learned, NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantError,
-    QuantizedForward, Scheme, Site, Storage, load_safetensors, quantizers, save_safetensors,
+    QuantizedForward, Scheme, Site, load_safetensors, quantizers, save_safetensors,
 };
 use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
@@ -41,7 +41,7 @@ fn with(bytes: &[u8], metadata: HashMap<String, String>) -> Vec<u8> {
 
 fn load(config: &QatConfig, path: &Path, device: &Device) -> Result<Net, QuantError> {
     let fresh = config.prepare(Net::new(device)).unwrap();
-    load_safetensors(fresh, path, Storage::Auto).map_err(|rejected| rejected.into_error())
+    load_safetensors(fresh, path).map_err(|rejected| rejected.into_error())
 }
 
 fn outputs(net: &Net, device: &Device) -> Vec<f32> {
@@ -177,7 +177,7 @@ fn activations_that_no_quantizer_can_have_are_refused() {
     let mut other = metadata.clone();
     other.insert("activations".into(), json!(three).to_string());
     std::fs::write(&path, with(&bytes, other)).unwrap();
-    let rejected = load_safetensors(Net::new(&device), &path, Storage::Auto).unwrap_err();
+    let rejected = load_safetensors(Net::new(&device), &path).unwrap_err();
     assert_says!(rejected.error(), "one number for a tensor");
     for value in [json!([null]), json!("0.5"), json!(null)] {
         assert_matches!(changed("scale", value), QuantError::File { .. });
@@ -213,7 +213,7 @@ fn a_model_without_quantizers_gets_those_of_the_file() {
             save_safetensors(&prepared(config.clone(), device), &path).unwrap();
             let bytes = std::fs::read(&path).unwrap();
             let known = load(&config, &path, device).unwrap();
-            let plain = load_safetensors(Net::new(device), &path, Storage::Auto).unwrap();
+            let plain = load_safetensors(Net::new(device), &path).unwrap();
             assert_eq!(outputs(&plain, device), outputs(&known, device));
             let places = |net: &Net| {
                 let all = quantizers(net).into_iter();
@@ -270,7 +270,7 @@ fn quantizers_of_sites_are_at_their_places_again() {
             .any(|one| one.site == Site::Operation)
     );
     save_safetensors(&net, &path).unwrap();
-    let loaded = load_safetensors(new(2), &path, Storage::Auto).unwrap();
+    let loaded = load_safetensors(new(2), &path).unwrap();
     let run = |net: &Encoder| {
         let quantized = QuantizedForward::new();
         values(quantized.run(net, x.clone(), forward).unwrap())

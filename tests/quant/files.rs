@@ -7,9 +7,9 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_lean::quant::{
-    ConvertConfig, Learned, Mapping, NumberFormat, ObserverConfig, QatConfig, QuantError, Storage,
-    WeightConfig, WeightGranularity, WeightQuantizer, calibrate, load_safetensors,
-    quantized_weights, save_safetensors,
+    ConvertConfig, Learned, Mapping, NumberFormat, ObserverConfig, QatConfig, QuantError,
+    WeightConfig, WeightGranularity, calibrate, load_safetensors, quantized_weights,
+    save_safetensors,
 };
 use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
@@ -32,7 +32,7 @@ fn files_hold_as_many_bits_as_the_codes_have() {
             assert_eq!(codes.data().len(), 512 * bits as usize / 8);
 
             let fresh = full(bits).prepare(Net::new(&target.device)).unwrap();
-            let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+            let loaded = load_safetensors(fresh, &path).unwrap();
             let (converted, _) = ConvertConfig::new().convert(net.clone()).unwrap();
             assert_eq!(
                 values(loaded.forward(x.clone())),
@@ -70,20 +70,6 @@ fn codes_that_do_not_come_back_are_an_error() {
     });
 }
 
-#[test]
-fn a_file_of_quantized_weights_loads_into_a_plain_model() {
-    let folder = tempfile::tempdir().unwrap();
-    each_device(|target| {
-        let net = prepared(weight_only(4), &target.device);
-        let path = folder.path().join("net.safetensors");
-        save_safetensors(&net, &path).unwrap();
-        let plain = load_safetensors(Net::new(&target.device), &path, Storage::Auto).unwrap();
-        assert!(WeightQuantizer::of(&plain.fc1.weight).is_none());
-        let expected = values(net.fc1.weight.val());
-        assert_eq!(values(plain.fc1.weight.base()), expected);
-    });
-}
-
 /// The file with the checksum of what is in it.
 fn resealed(bytes: &[u8]) -> Vec<u8> {
     let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
@@ -93,7 +79,7 @@ fn resealed(bytes: &[u8]) -> Vec<u8> {
 
 fn load(path: &Path) -> QuantError {
     let net = full(4).prepare(Net::new(&Device::flex())).unwrap();
-    let rejected = load_safetensors(net, path, Storage::Auto).unwrap_err();
+    let rejected = load_safetensors(net, path).unwrap_err();
     // The model comes back as it was.
     assert_eq!(rejected.value().fc1.weight.base().dtype(), DType::F32);
     rejected.into_error()
@@ -184,7 +170,7 @@ fn damaged_and_foreign_files_are_refused() {
     assert_says!(error, "another scheme than INT4 narrow");
     std::fs::write(&path, &good).unwrap();
     let wide = LinearConfig::new(3, 4).init(&Device::flex());
-    let rejected = load_safetensors(wide, &path, Storage::Auto).unwrap_err();
+    let rejected = load_safetensors(wide, &path).unwrap_err();
     assert!(reason(rejected.into_error()).contains("`weight` is missing"));
 }
 
@@ -223,7 +209,7 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
             ("steps", Dtype::F32, "`steps` is F32"),
         ] {
             std::fs::write(&path, resealed(&retyped(name, dtype))).unwrap();
-            let rejected = load_safetensors(counted.clone(), &path, Storage::Auto).unwrap_err();
+            let rejected = load_safetensors(counted.clone(), &path).unwrap_err();
             assert_eq!(rejected.value().steps.val().dtype(), DType::I32);
             let error = rejected.into_error();
             assert_matches!(error, QuantError::File { .. });
@@ -242,7 +228,7 @@ fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
         let has_halves = device.supports_dtype(DType::BF16);
         let expected = if has_halves { DType::BF16 } else { DType::F32 };
         let before = values(counted.fc.bias.clone().unwrap().val());
-        let loaded = load_safetensors(counted, &path, Storage::Auto).unwrap();
+        let loaded = load_safetensors(counted, &path).unwrap();
         let bias = loaded.fc.bias.clone().unwrap().val();
         assert_eq!(
             (loaded.fc.weight.val().dtype(), bias.dtype()),
@@ -288,7 +274,7 @@ fn every_file_that_can_be_written_can_be_read() {
                     let net = prepared(config.clone(), &target.device);
                     save_safetensors(&net, &path).unwrap();
                     let fresh = config.prepare(Net::new(&target.device)).unwrap();
-                    let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+                    let loaded = load_safetensors(fresh, &path).unwrap();
                     let x = samples(&target.device).remove(0);
                     let case = format!("{format:?} {mapping:?} {learned:?}");
                     assert_eq!(

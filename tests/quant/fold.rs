@@ -6,8 +6,6 @@ use burn::nn::conv::{
     ConvTranspose2dConfig,
 };
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::module::conv2d;
-use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{Masks, masks::ParameterMask};
 use burn_lean::quant::{QuantError, fold, fold::FoldPair, fold_for};
@@ -477,27 +475,6 @@ fn a_forward_pass_that_cannot_be_recorded_gives_the_model_back() {
     .unwrap_err();
     assert_matches!(rejected.error(), QuantError::Graph(_));
     assert_eq!(rejected.into_value().weight.dims(), [2, 2]);
-}
-
-#[test]
-fn a_layer_whose_weight_is_standardized_stays_beside_its_norm() {
-    fn forward(block: &Block<Conv2d>, x: Tensor<4>) -> Tensor<4> {
-        let weight = block.layer.weight.val();
-        let weight = weight.clone() / weight.abs().mean_dim(1);
-        let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
-        block.norm.forward(conv2d(x, weight, None, options))
-    }
-    let device = Device::flex();
-    let block = Block {
-        layer: Conv2dConfig::new([3, 2], [1, 1])
-            .with_bias(false)
-            .init(&device),
-        norm: norm(2, 1e-5, &device),
-    };
-    let x = tensor::<4>(5, [2, 3, 4, 4], &device);
-    let before = values(forward(&block, x.clone()));
-    let folded = fold_for(block, x.clone(), forward).unwrap();
-    assert_eq!(values(forward(&folded, x)), before);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Models whose parameters are F16 or BF16, from preparation to a file and back.
 
-use burn::module::Module;
-use burn::nn::LinearConfig;
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::quant::{
     ConvertConfig, Dequantize, ForwardQ, Learned, LoadConfig, Mapping, NumberFormat, PtqConfig,
-    PtqMode, QatConfig, QuantizedForward, Storage, Unsupported, WeightConfig, audit, load_record,
+    PtqMode, QatConfig, QuantizedForward, Unsupported, WeightConfig, audit, load_record,
     load_safetensors, quantized_weights, quantizers, save_safetensors, sensitivity,
 };
 
@@ -89,7 +89,7 @@ fn a_half_model_loads_from_its_record_and_from_its_file() {
         };
         // Also into a model that was made in F32: the file has the dtype.
         for of_model in [dtype, FloatDType::F32] {
-            let loaded = load_safetensors(fresh(of_model), &path, Storage::Auto).unwrap();
+            let loaded = load_safetensors(fresh(of_model), &path).unwrap();
             assert_eq!(values(loaded.forward_q(input(dtype, device))), expected);
             let bytes = converted.clone().into_record().into_bytes().unwrap();
             let record = ModuleRecord::from_bytes(bytes).unwrap();
@@ -139,6 +139,36 @@ fn what_burn_cannot_hold_stays_half_with_the_same_codes() {
         let (converted, _) = config.convert(net).unwrap();
         assert_eq!(values(converted.forward_q(input(dtype, device))), expected);
         assert_eq!(quantized_weights(&converted).unwrap(), codes);
+    });
+}
+
+/// The lowest code times its scale is beyond F16.
+#[test]
+fn finite_weights_of_a_half_model_stay_finite_when_it_is_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    each_half(|dtype, device| {
+        let path = folder.path().join(format!("{dtype:?}.safetensors"));
+        let config = QatConfig::new()
+            .with_weight(WeightConfig::new().with_format(NumberFormat::int8()))
+            .with_activation(None);
+        let prepared = || {
+            let mut linear: Linear = LinearConfig::new(2, 1).init(device);
+            let weight = Tensor::<2>::from_floats([[-65504.0], [1.0]], device);
+            linear.weight = Param::from_tensor(weight);
+            config.prepare(cast(linear, dtype)).unwrap().valid()
+        };
+        let expected = values(prepared().weight.val());
+        assert!(expected.iter().all(|x| x.is_finite()), "{expected:?}");
+        for dequantize in [Dequantize::Once, Dequantize::EveryUse] {
+            let config = ConvertConfig::new()
+                .with_dequantize(dequantize)
+                .with_unsupported(Unsupported::KeepFakeQuantized);
+            let (converted, _) = config.convert(prepared()).unwrap();
+            assert_eq!(values(converted.weight.val()), expected);
+            save_safetensors(&converted, &path).unwrap();
+            let loaded = load_safetensors(prepared(), &path).unwrap();
+            assert_eq!(values(loaded.weight.val()), expected);
+        }
     });
 }
 

@@ -193,7 +193,6 @@ fn what_is_not_learned_gets_no_gradient() {
     });
 }
 
-/// Descent on the scale alone finds one that is better than the range's.
 #[test]
 fn the_other_gradients_do_not_depend_on_whether_the_zero_point_is_learned() {
     on_tracked(|device| {
@@ -217,34 +216,6 @@ fn the_other_gradients_do_not_depend_on_whether_the_zero_point_is_learned() {
             assert_eq!(learned(false), learned(true), "{scheme}");
         }
     });
-}
-
-#[test]
-fn learning_the_scale_lowers_the_error() {
-    let device = Device::flex().autodiff();
-    let scheme = Scheme::symmetric(NumberFormat::int(3));
-    // One outlier makes the range four times as wide as all the others need.
-    let outlier = Tensor::from_floats([4.0], &device);
-    let x = Tensor::cat(vec![tensor::<1>(9, [511], &device), outlier], 0);
-    let error = |qparams: &QuantParams| {
-        let gradient = LearnedGradient {
-            clip: Clip::AfterRounding,
-            factor: 1.0,
-        };
-        let y = fake_quantize_learned(x.clone(), qparams, &scheme, gradient);
-        (y - x.clone()).square().mean()
-    };
-    let first = QuantParams::of(&x, &scheme).unwrap();
-    let before = values(error(&first))[0];
-    let mut scale = first.scale;
-    for _ in 0..200 {
-        let learned = scale.detach().require_grad();
-        let qparams = QuantParams::symmetric(learned.clone(), &scheme);
-        let grad = learned.grad(&error(&qparams).backward()).unwrap();
-        scale = learned.detach() - Tensor::from_inner(grad) * 0.1;
-    }
-    let after = values(error(&QuantParams::symmetric(scale, &scheme)))[0];
-    assert!(after < 0.5 * before, "from {before} to {after}");
 }
 
 #[test]

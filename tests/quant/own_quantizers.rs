@@ -117,6 +117,7 @@ fn a_comparison_counts_its_codes_too() {
         let net = QatConfig::new()
             .prepare(Residual::new(ObserverConfig::MinMax, &target.device))
             .unwrap();
+        assert_eq!(net.sum.path(), "sum");
         let net = calibrate(net, |net| {
             net.forward(x.clone());
         })

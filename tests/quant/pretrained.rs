@@ -236,3 +236,38 @@ fn what_is_no_folder_of_a_model_is_refused_and_the_model_comes_back() {
         ["weight"]
     );
 }
+
+/// The codes are on the disk, and only the writer knows what they mean.
+#[test]
+fn a_configuration_that_is_refused_costs_nothing_but_another_call() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path();
+    let config = QatConfig::new()
+        .with_weight(WeightConfig::int(4))
+        .with_activation(None);
+    let model: Vec<Linear> = vec![config.prepare(layer(1)).unwrap()];
+    let mut writer = PretrainedFolder::create(folder).unwrap();
+    writer.add(&model, str::to_string).unwrap();
+    // The text of a file instead of what it says.
+    let text = r#"{"model_type":"x"}"#;
+    assert_says!(writer.finish(text).unwrap_err(), "no JSON object");
+    let report = writer.finish(json!({ "model_type": "x" })).unwrap();
+    assert_eq!(report.quantized, ["0.weight"]);
+    assert_eq!(file_names(folder), ["config.json", "model.safetensors"]);
+    let loaded = load_pretrained(vec![layer(2)], folder, str::to_string).unwrap();
+    assert_eq!(
+        values(loaded[0].weight.val()),
+        values(model[0].weight.val())
+    );
+    // One more part gives the files other names.
+    let head = |path: &str| format!("head.{path}");
+    writer.add(&layer(3), head).unwrap();
+    writer.finish(json!({})).unwrap();
+    let names = |path: &str| path.replace("1.", "head.");
+    let loaded = load_pretrained(vec![layer(2), layer(2)], folder, names).unwrap();
+    assert_eq!(
+        values(loaded[0].weight.val()),
+        values(model[0].weight.val())
+    );
+    assert_eq!(parameters(&loaded[1]), parameters(&layer(3)));
+}

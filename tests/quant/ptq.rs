@@ -262,35 +262,6 @@ fn the_error_that_rounding_foretells_is_that_of_the_layer() {
 }
 
 #[test]
-fn a_convolution_s_patches_foretell_its_error_too() {
-    each_device(|target| {
-        let conv = Net::new(&target.device).conv;
-        let data = batches(&target.device);
-        let outputs = |conv: &Conv2d| {
-            let outputs = data.iter().map(|x| conv.forward_q(x.clone()));
-            Tensor::cat(outputs.collect(), 0)
-        };
-        let float = outputs(&conv);
-        let config = weights_only(3).with_rounding(of(Rounding::Gptq(GptqConfig::new())));
-        let (conv, report) = config
-            .quantize(
-                conv,
-                || data.clone(),
-                |conv, x| {
-                    conv.forward_q(x);
-                },
-            )
-            .unwrap();
-        let found = f64::from(values((outputs(&conv) - float).square().mean())[0]);
-        let foretold = report.rounding.weights[0].error;
-        assert!(
-            (found - foretold).abs() < 1e-4 * foretold,
-            "{found} {foretold}"
-        );
-    });
-}
-
-#[test]
 fn no_calibration_data_is_an_error_with_the_model() {
     let device = Device::flex();
     let none = Vec::<Tensor<4>>::new;
@@ -336,6 +307,7 @@ fn a_model_without_a_layer_that_is_rounded_by_data_is_rounded_to_nearest() {
         let chosen = RoundingConfig::new().with_rounding(Rounding::Auto);
         let (found, report) = quantize(chosen).unwrap();
         assert!(report.rounding.weights.is_empty(), "{report}");
+        assert_eq!(report.rounding.nearest[0].0, "weight");
         let found = values(found.weight.val());
         assert_ne!(found, values(layer.weight.val()));
         let (nearest, _) = quantize(of(Rounding::Nearest)).unwrap();
@@ -392,20 +364,23 @@ fn static_ranges_without_an_observer_are_refused() {
     );
 }
 
-/// What is refused before anything is run, with the model.
+/// What is refused before anything is run or recorded, with the model.
 fn refused(config: &PtqConfig) -> (&'static str, String) {
-    let rejected = config.quantize(
-        Net::new(&Device::flex()),
-        || -> Vec<Tensor<4>> { panic!("no data is needed to refuse it") },
-        |_, _| (),
-    );
-    let rejected = rejected.unwrap_err();
-    assert!(quantizers(rejected.value()).is_empty());
-    let text = rejected.to_string();
-    match rejected.into_error() {
-        QuantError::InvalidConfig { field, .. } => (field, text),
-        error => panic!("{error}"),
-    }
+    let data = || -> Vec<Tensor<4>> { panic!("no data is needed to refuse it") };
+    let net = || Net::new(&Device::flex());
+    let called = config.quantize(net(), data, |_, _| ());
+    let recorded = config.quantize_for(net(), data, |net, x| net.forward(x));
+    let [called, recorded] = [called, recorded].map(|quantized| {
+        let rejected = quantized.unwrap_err();
+        assert!(quantizers(rejected.value()).is_empty());
+        let text = rejected.to_string();
+        match rejected.into_error() {
+            QuantError::InvalidConfig { field, .. } => (field, text),
+            error => panic!("{error}"),
+        }
+    });
+    assert_eq!(recorded, called);
+    called
 }
 
 #[test]
@@ -419,6 +394,30 @@ fn static_ranges_of_an_observer_without_memory_are_refused() {
         // Only the static mode has a use for them.
         let config = config.with_mode(PtqMode::Dynamic).with_progress(false);
         quantize(&config, &Device::flex());
+    }
+}
+
+#[test]
+fn numbers_out_of_their_range_are_refused_before_any_data() {
+    let one_bin = ObserverConfig::Histogram {
+        bins: 1,
+        range: RangeMethod::Search,
+    };
+    let observers = vec![ObserverConfig::MinMax, one_bin];
+    let gptq = GptqConfig::new().with_ridge(-1.0);
+    let adaround = AdaRoundConfig::new().with_learning_rate(f64::NAN);
+    for (config, field) in [
+        (PtqConfig::new().with_observers(observers), "bins"),
+        (
+            PtqConfig::new().with_rounding(of(Rounding::Gptq(gptq))),
+            "ridge",
+        ),
+        (
+            PtqConfig::new().with_rounding(of(Rounding::AdaRound(adaround))),
+            "learning_rate",
+        ),
+    ] {
+        assert_eq!(refused(&config).0, field);
     }
 }
 
@@ -501,11 +500,38 @@ fn few_bits_leave_to_nearest_what_is_no_matrix_of_a_layer_and_say_so() {
             .iter()
             .map(|(path, _)| path.as_str())
             .collect();
-        assert!(nearest.contains(&"heads"), "{rounding}");
+        assert_eq!(nearest, ["up.weight", "heads"], "{rounding}");
         assert_says!(report, "heads is rounded to nearest");
         let quantized = quantized_weights(&net).unwrap();
         let quantized: Vec<_> = quantized.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(quantized, ["up.weight", "heads", "head.weight"]);
+    });
+}
+
+#[test]
+fn a_layer_without_inputs_is_named_whatever_the_rounding() {
+    on_each(|device| {
+        let conv = Conv2dConfig::new([2, 3], [2, 2]).init(device);
+        let up = ConvTranspose2dConfig::new([3, 2], [2, 2]).init(device);
+        let net: (Conv2d, ConvTranspose2d) = with_numbers((conv, up), 5);
+        for rounding in [Rounding::Auto, Rounding::Gptq(GptqConfig::new())] {
+            let config = default_of(4).with_rounding(of(rounding));
+            let (_, report) = config
+                .quantize(
+                    net.clone(),
+                    || batches(device),
+                    |net: &(Conv2d, ConvTranspose2d), x| {
+                        net.1.forward_q(net.0.forward_q(x));
+                    },
+                )
+                .unwrap();
+            let rounding = &report.rounding;
+            assert_eq!(rounding.weights.len(), 1, "{rounding}");
+            assert_eq!(rounding.weights[0].path, "0.weight");
+            assert_eq!(rounding.nearest.len(), 1, "{rounding}");
+            assert_eq!(rounding.nearest[0].0, "1.weight");
+            assert_says!(report, "transposed convolutions");
+        }
     });
 }
 

@@ -194,6 +194,21 @@ fn learned_scales_start_for_each_group() {
 }
 
 #[test]
+fn numbers_whose_squares_are_infinite_have_learned_scales() {
+    each_device(|target| {
+        // The mean is that of both, and the deviation half of their difference.
+        let x = Tensor::<2>::from_floats([[1e20, 1.0], [3.0, -1.0]], &target.device);
+        let scheme = Scheme::symmetric(NumberFormat::int(4))
+            .with_granularity(Granularity::PerChannel { axis: 0 });
+        let scales = values(QuantParams::lsq_plus_weights(&x, &scheme).unwrap().scale);
+        let expected = [(0.5e20 + 1.5e20) / 8.0, (1.0 + 6.0) / 8.0];
+        for (scale, expected) in scales.into_iter().zip(expected) {
+            assert!((scale / expected - 1.0).abs() < 1e-5, "{scale}");
+        }
+    });
+}
+
+#[test]
 fn a_tensor_that_does_not_fit_is_refused() {
     let device = Device::flex();
     let empty = Tensor::<2>::zeros([0, 3], &device);

@@ -38,21 +38,6 @@ fn inner(error: QuantError) -> QuantError {
 }
 
 #[test]
-fn several_forwards_of_one_step_all_count() {
-    on_tracked(|device| {
-        let config = uint8().with_observer(ObserverConfig::MovingAverage {
-            averaging_constant: 0.5,
-        });
-        let quantizer = config.init(&device).unwrap();
-        for highest in [4.0, 8.0, 2.0] {
-            quantizer.forward(batch(&[-1.0, highest], &device));
-        }
-        // 4, then half way to 8, then half way to 2.
-        assert_eq!(range(&quantizer), (-1.0, 4.0));
-    });
-}
-
-#[test]
 fn a_frozen_quantizer_does_not_observe() {
     on_tracked(|device| {
         let quantizer = uint8().init(&device).unwrap();

@@ -8,9 +8,9 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, GptqConfig, Granularity, Mapping, NumberFormat,
     ObserverConfig, PtqConfig, QatConfig, QuantParams, QuantizedForward, QuantizedTensor, Rounding,
-    RoundingConfig, Scheme, Storage, WeightConfig, WeightGranularity,
-    deploy::save_compressed_tensors, fake::Range, fake_quantize, inspect::health, load_safetensors,
-    quantized_weights, save_safetensors,
+    RoundingConfig, Scheme, WeightConfig, WeightGranularity, deploy::save_compressed_tensors,
+    fake::Range, fake_quantize, inspect::health, load_safetensors, quantized_weights,
+    save_safetensors,
 };
 
 use crate::support::{each_device, tensor, values, with_numbers};
@@ -157,7 +157,7 @@ fn a_model_is_trained_converted_and_kept_in_files() {
         let path = folder.path().join("net.safetensors");
         save_safetensors(&net, &path).unwrap();
         let fresh = config().prepare(Net::new(&target.device)).unwrap();
-        let loaded = load_safetensors(fresh, &path, Storage::Auto).unwrap();
+        let loaded = load_safetensors(fresh, &path).unwrap();
         assert_eq!(run(&loaded), expected);
         // Words of a GPU need an axis that they divide.
         if !target.is_gpu() {

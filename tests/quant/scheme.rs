@@ -138,6 +138,9 @@ fn schemes_are_stored_as_text() {
     let text = r#"{"format": "E4M3", "mapping": "Symmetric", "granularity": "PerTensor"}"#;
     let scheme: Scheme = serde_json::from_str(text).unwrap();
     assert_eq!(scheme, Scheme::symmetric(NumberFormat::E4M3));
+    let misspelt = text.replace('}', r#", "scaleformat": "E4M3"}"#);
+    let error = serde_json::from_str::<Scheme>(&misspelt).unwrap_err();
+    assert_says!(error, "scaleformat");
 }
 
 #[test]

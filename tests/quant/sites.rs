@@ -10,7 +10,7 @@ use burn_lean::graph::{Place, Role, Views};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, GraphError, NumberFormat, ObserverConfig,
     PtqConfig, QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig, Schedule, Scheme,
-    Site, Unsupported, WeightConfig, advance, calibrate, fake_quantize,
+    Unsupported, WeightConfig, advance, calibrate,
     module::{LayerInputs, map_quantizers},
     quantized_weights, quantizers,
 };
@@ -97,36 +97,6 @@ fn an_lstm_trains_as_with_edited_calls() {
 #[test]
 fn a_transformer_trains_as_with_edited_calls() {
     assert_both_routes("transformer", Encoder::new);
-}
-
-#[test]
-fn an_input_and_a_weight_are_quantized_with_their_own_scales() {
-    on_each(|device| {
-        let layer = with_numbers(LinearConfig::new(4, 3).init(device), 3);
-        let x = tensor::<2>(5, [6, 4], device);
-        let model = QatConfig::new().prepare(layer.clone()).unwrap();
-        let forward = |model: &burn::nn::Linear, x: Tensor<2>| model.forward(x);
-        let quantized = QuantizedForward::new();
-        let model = quantized.calibrate(model, [x.clone()], forward).unwrap();
-        let found = values(quantized.run(&model, x.clone(), forward).unwrap());
-        let by = |site| {
-            let all = quantizers(&model);
-            all.into_iter().find(|one| one.site == site).unwrap()
-        };
-        let (input, weight) = (by(Site::Input).quantizer, by(Site::Weight).quantizer);
-        let x_q = fake_quantize(x, &input.qparams().unwrap(), input.scheme());
-        let base = layer.weight.val();
-        let w_q = fake_quantize(
-            base.clone(),
-            &weight.qparams_for(&base).unwrap(),
-            weight.scheme(),
-        );
-        let plain = burn::nn::Linear {
-            weight: burn::module::Param::from_tensor(w_q),
-            bias: layer.bias.clone(),
-        };
-        assert_eq!(found, values(plain.forward(x_q)));
-    });
 }
 
 #[test]

@@ -6,8 +6,8 @@ use burn::tensor::quantization::{QuantStore, QuantValue};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
     ConvertConfig, ForwardQ, Granularity, Mapping, NumberFormat, QatConfig, QuantError,
-    QuantParams, QuantizedTensor, Scheme, Storage, Unsupported, calibrate, fake_quantize,
-    load_safetensors, save_safetensors,
+    QuantParams, QuantizedTensor, Scheme, Unsupported, calibrate, fake_quantize, load_safetensors,
+    save_safetensors,
 };
 
 use crate::support::{each_device, scratch, tensor, values, with_numbers};
@@ -25,7 +25,7 @@ fn check<const D: usize>(shape: [usize; D], scheme: &Scheme, device: &Device) ->
     let x = tensor::<D>(7, shape, device);
     let (quantized, fake) = quantized(&x, scheme);
     let burn = quantized
-        .to_burn::<D>(device, Storage::Auto)
+        .to_burn::<D>(device)
         .unwrap_or_else(|error| panic!("{scheme} {shape:?}: {error}"));
     let dtype = burn.dtype();
     assert_matches!(dtype, DType::QFloat(_));
@@ -90,6 +90,11 @@ fn parts_that_contradict_each_other_are_no_quantized_tensor() {
             new(&codes, &[2, 2], &[0.5, 0.0], &zeros),
             "the scale of the tensor is 0",
         ),
+        // It has no inverse: steps would be infinite, and zeros NaN.
+        (
+            new(&codes, &[2, 2], &[0.5, 2.9e-39], &zeros),
+            "the scale of the tensor is 0.00",
+        ),
         (
             new(&codes, &[2, 2], &scale, &[0.0]),
             "expected 2 numbers, found 1",
@@ -144,11 +149,19 @@ fn convolution_weights_are_exact_or_refused() {
             let scheme = Scheme::symmetric(NumberFormat::int(bits).narrow())
                 .with_granularity(per_channel(0));
             if target.is_gpu() {
-                // Only the output channels fit words, but each has its own scale.
-                let x = tensor::<4>(7, [16, 2, 3, 3], &target.device);
-                let (quantized, _) = quantized(&x, &scheme);
-                let error = quantized.to_burn::<4>(&target.device, Storage::Auto);
-                assert_says!(error.unwrap_err(), "along axis 0 would need several scales");
+                for (shape, why) in [
+                    // Only the output channels fit words, but each has its own scale.
+                    ([16, 2, 3, 3], "along axis 0 would need several scales"),
+                    (
+                        [5, 2, 3, 3],
+                        "no axis of [5, 2, 3, 3] is a multiple of the 4",
+                    ),
+                ] {
+                    let x = tensor::<4>(7, shape, &target.device);
+                    let (quantized, _) = quantized(&x, &scheme);
+                    let error = quantized.to_burn::<4>(&target.device);
+                    assert_says!(error.unwrap_err(), why);
+                }
             } else {
                 check([16, 2, 3, 3], &scheme, &target.device);
                 check([16, 1, 3, 3, 3], &scheme, &target.device);
@@ -222,7 +235,7 @@ fn what_burn_cannot_hold_is_refused_with_the_reason() {
     let x = tensor::<2>(3, [16, 8], &device);
     let refuse = |x: &Tensor<2>, scheme: &Scheme, why: &str| {
         let (quantized, _) = quantized(x, scheme);
-        let error = quantized.to_burn::<2>(&device, Storage::Auto).unwrap_err();
+        let error = quantized.to_burn::<2>(&device).unwrap_err();
         assert_matches!(error, QuantError::UnsupportedStorage { .. });
         assert_says!(error, why);
     };
@@ -259,7 +272,7 @@ fn float_formats_are_exact_or_refused() {
             let (quantized, fake) = quantized(&x, &scheme);
             let dequantized = quantized.dequantize::<2>(&target.device).unwrap();
             assert_eq!(values(dequantized), fake);
-            match quantized.to_burn::<2>(&target.device, Storage::Auto) {
+            match quantized.to_burn::<2>(&target.device) {
                 Ok(tensor) => {
                     println!("{} holds {format}", target.name);
                     assert_ne!(target.name, "flex");
@@ -306,7 +319,7 @@ fn a_kernel_for_colour_images_is_converted_or_kept_on_every_device() {
         assert_eq!(run(&kept), expected);
         save_safetensors(&kept, &path).unwrap();
         let other = QatConfig::new().prepare(fresh()).unwrap();
-        let loaded = load_safetensors(other, &path, Storage::Auto).unwrap();
+        let loaded = load_safetensors(other, &path).unwrap();
         assert_eq!(run(&loaded), expected);
     });
 }

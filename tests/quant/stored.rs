@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device};
 use burn_lean::quant::{
-    ConvertConfig, Dequantize, ForwardQ, Learned, QatConfig, Storage, WeightConfig, calibrate,
+    ConvertConfig, Dequantize, ForwardQ, Learned, QatConfig, WeightConfig, calibrate,
     deploy::Outcome, load_record, load_safetensors, quantized_weights, save_safetensors,
 };
 
@@ -56,7 +56,7 @@ fn channels_of_a_prime_length_are_converted_to_the_bit() {
                         same(&load_record(fresh(), record).unwrap());
                     }
                     save_safetensors(&converted, &path).unwrap();
-                    same(&load_safetensors(fresh(), &path, Storage::Auto).unwrap());
+                    same(&load_safetensors(fresh(), &path).unwrap());
                 }
             }
         }
@@ -79,7 +79,7 @@ fn a_channel_of_a_prime_length_loads_into_a_plain_model_and_in_column_layout() {
     let (converted, _) = ConvertConfig::new().convert(layer).unwrap();
     save_safetensors(&converted, &path).unwrap();
     let plain = LinearConfig::new(257, 12).init(&device);
-    let plain = load_safetensors(plain, &path, Storage::Auto).unwrap();
+    let plain = load_safetensors(plain, &path).unwrap();
     assert_eq!(values(plain.weight.val()), expected);
 
     let layer = new(1, LinearLayout::Col);

@@ -1,14 +1,19 @@
 //! Everything that prepares a model reaches the places that a forward pass shows, without an edit.
 
-use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::module::{Module, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::module::conv_transpose2d;
+use burn::tensor::ops::ConvTransposeOptions;
+use burn::tensor::{Device, Int, Tensor};
 use burn_lean::quant::{
     FakeQuantizeConfig, GptqConfig, MixedPrecisionConfig, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantizedForward, Rounding, RoundingConfig, Scheme, quantizers,
+    PtqMode, QatConfig, QuantizedForward, Rounding, RoundingConfig, Scheme, WeightConfig,
+    ptq::PtqReport, quantizers,
 };
 
 use crate::sites_models::Decoder;
-use crate::support::{on_each, values, with_numbers};
+use crate::support::{on_each, tensor, values, with_numbers};
 
 fn paths<M: Module>(model: &M) -> Vec<String> {
     let located = quantizers(model).into_iter();
@@ -90,6 +95,106 @@ fn weights_that_only_the_forward_pass_shows_are_rounded_and_biases_corrected() {
     {
         assert!(rounded.contains(&path), "{path} in {rounded:?}");
     }
+}
+
+/// Integers of four bits.
+fn few_bits(rounding: Rounding) -> PtqConfig {
+    PtqConfig::new()
+        .with_quantize(QatConfig::new().with_weight(WeightConfig::int(4)))
+        .with_rounding(RoundingConfig::new().with_rounding(rounding))
+        .with_progress(false)
+}
+
+/// Nothing is rounded for its inputs, and this is named.
+fn assert_left_to_nearest(report: &PtqReport, path: &str) {
+    let rounding = &report.rounding;
+    assert!(rounding.weights.is_empty(), "{rounding}");
+    let nearest: Vec<&str> = rounding
+        .nearest
+        .iter()
+        .map(|(path, _)| path.as_str())
+        .collect();
+    assert_eq!(nearest, [path], "{rounding}");
+}
+
+/// As in an autoencoder whose decoder is its encoder transposed.
+#[test]
+fn a_weight_that_is_multiplied_in_both_directions_is_left_to_nearest_rounding() {
+    on_each(|device| {
+        let forward = |model: &Linear, x: Tensor<2>| {
+            let hidden = model.forward(x).tanh();
+            hidden.matmul(model.weight.val().transpose())
+        };
+        for features in [6, 4] {
+            let model: Linear = with_numbers(LinearConfig::new(features, 4).init(device), 3);
+            let batches = || [tensor::<2>(5, [8, features], device)];
+            for rounding in [Rounding::Auto, Rounding::Gptq(GptqConfig::new())] {
+                let config = few_bits(rounding);
+                let quantized = config.quantize_for(model.clone(), batches, forward);
+                assert_left_to_nearest(&quantized.unwrap().1, "weight");
+            }
+        }
+    });
+}
+
+/// The inputs of one of both products are collected.
+#[test]
+fn a_weight_that_another_kind_of_product_reads_too_is_left_to_nearest_rounding() {
+    on_each(|device| {
+        let conv: Conv2d = with_numbers(Conv2dConfig::new([2, 3], [2, 2]).init(device), 3);
+        let images = || [tensor::<4>(5, [4, 2, 5, 5], device)];
+        let transposed = |conv: &Conv2d, x: Tensor<4>| {
+            let hidden = conv.forward(x).tanh();
+            let options = ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1);
+            conv_transpose2d(hidden, conv.weight.val(), None, options)
+        };
+        let config = few_bits(Rounding::Auto);
+        let (_, report) = config.quantize_for(conv, images, transposed).unwrap();
+        assert_left_to_nearest(&report, "weight");
+        assert_says!(report, "a product whose inputs are not collected");
+
+        let linear: Linear = with_numbers(LinearConfig::new(6, 4).init(device), 3);
+        let rows = || [tensor::<2>(5, [8, 6], device)];
+        let on_the_left = |linear: &Linear, x: Tensor<2>| {
+            let hidden = linear.forward(x).tanh();
+            linear.weight.val().matmul(hidden.transpose())
+        };
+        let (_, report) = config.quantize_for(linear, rows, on_the_left).unwrap();
+        assert_left_to_nearest(&report, "weight");
+    });
+}
+
+/// A table of the model's own.
+#[derive(Module, Debug)]
+struct Table {
+    rows: Param<Tensor<2>>,
+}
+
+/// The inputs of the head are of one direction, which the codes of the looked-up rows would pay for.
+#[test]
+fn a_table_whose_rows_are_looked_up_is_not_rounded_for_the_head_alone() {
+    on_each(|device| {
+        let tokens = || [Tensor::<2, Int>::zeros([2, 3], device)];
+        let table: Embedding = with_numbers(EmbeddingConfig::new(5, 4).init(device), 3);
+        let tied = |table: &Embedding, tokens: Tensor<2, Int>| {
+            let rows = table.forward(tokens).tanh();
+            rows.matmul(table.weight.val().transpose().unsqueeze())
+        };
+        for rounding in [Rounding::Auto, Rounding::Gptq(GptqConfig::new())] {
+            let config = few_bits(rounding);
+            let quantized = config.quantize_for(table.clone(), tokens, tied);
+            assert_left_to_nearest(&quantized.unwrap().1, "weight");
+        }
+
+        let rows = Param::from_tensor(tensor::<2>(7, [5, 4], device));
+        let tied = |table: &Table, tokens: Tensor<2, Int>| {
+            let rows = table.rows.val().select(0, tokens.flatten(0, 1)).tanh();
+            rows.matmul(table.rows.val().transpose())
+        };
+        let config = few_bits(Rounding::Auto);
+        let (_, report) = config.quantize_for(Table { rows }, tokens, tied).unwrap();
+        assert_left_to_nearest(&report, "rows");
+    });
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! Activations that no value came by: told before the training, refused or left float at the end,
 //! and recovered without training again.
 
+use std::sync::{Arc, Mutex};
+
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
+use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::softmax;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_lean::amp::GradScalerConfig;
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig,
-    PtqMode, QatConfig, QuantError, QuantizedForward, Scheme, Site, WeightConfig, audit, calibrate,
-    model::Unobserved, qat::calibrate_unobserved, quantizers,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, Override,
+    PtqConfig, PtqMode, QatConfig, QuantError, QuantizedForward, Scheme, Site, WeightConfig,
+    advance, audit, calibrate, model::Unobserved, qat::calibrate_unobserved, quantizers,
 };
 
 use crate::support::{farthest, tensor, values, with_numbers};
@@ -35,6 +39,12 @@ impl Net {
     /// With the plain `forward` of the second layer.
     fn past(&self, x: Tensor<2>) -> Tensor<2> {
         self.second.forward(self.first.forward_q(x))
+    }
+
+    /// Past all quantizers.
+    fn plain(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = self.second.forward(self.first.forward(x));
+        self.third.forward(x)
     }
 
     fn all(&self, x: Tensor<2>) -> Tensor<2> {
@@ -78,6 +88,81 @@ fn enabled(net: &Net) -> Vec<bool> {
             quantizers.input.as_ref().unwrap().is_enabled()
         })
         .to_vec()
+}
+
+/// What is said of training steps, as warnings.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<String>>>);
+
+impl Said {
+    fn while_running<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
+        let said = Self::default();
+        // Of two subscribers both are asked whichever thread comes first; of one, only its own thread is.
+        let _second = tracing::Dispatch::new(said.clone());
+        let result = tracing::subscriber::with_default(said.clone(), run);
+        let lines = said.0.lock().unwrap().clone();
+        (result, lines)
+    }
+}
+
+impl tracing::Subscriber for Said {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN && metadata.target() == "burn_lean_graph::hooks"
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+impl tracing::field::Visit for Said {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+#[test]
+fn steps_of_a_grad_scaler_say_once_which_layers_are_called_past_their_quantizers() {
+    type Forward = fn(&Net, Tensor<2>) -> Tensor<2>;
+    let device = Device::flex().autodiff();
+    let activations = Override::new("**".into()).with_skip_weight(Some(true));
+    let activations = QatConfig::new().with_overrides(vec![activations]);
+    let cases: [(QatConfig, Forward, &[&str], u64); 3] = [
+        (QatConfig::new(), Net::all, &[], 3),
+        (QatConfig::new(), Net::past, &["second", "third"], 3),
+        // Nothing acts that would count a step but `advance`.
+        (activations, Net::plain, &["first", "second", "third"], 1),
+    ];
+    for (config, forward, passed_by, steps) in cases {
+        let mut net = config.prepare(Net::new(&device)).unwrap();
+        let mut scaler = GradScalerConfig::for_dtype(FloatDType::F32).init().unwrap();
+        let mut optim = SgdConfig::new().init();
+        let (net, said) = Said::while_running(|| {
+            for _ in 0..3 {
+                let loss = forward(&net, batch(&device)).square().mean();
+                let loss = scaler.scale(loss).unwrap();
+                let grads = GradientsParams::from_grads(loss.backward(), &net);
+                net = scaler.step(&mut optim, 0.01, net, grads).unwrap();
+            }
+            advance(net)
+        });
+        let all = quantizers(&net);
+        assert!(all.iter().all(|one| one.quantizer.step() == steps));
+        assert_eq!(said.len(), usize::from(!passed_by.is_empty()), "{said:?}");
+        for layer in ["first", "second", "third"] {
+            let name = format!("`{layer}.weight.");
+            let is_named = said.iter().any(|one| one.contains(&name));
+            assert_eq!(is_named, passed_by.contains(&layer), "{layer}: {said:?}");
+        }
+    }
 }
 
 #[test]

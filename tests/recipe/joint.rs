@@ -1,4 +1,4 @@
-//! Zeros and codes chosen together: what a model has of it, and what a recipe makes of it.
+//! Zeros and codes by one objective: what a model has of it, and what a recipe makes of it.
 
 use std::collections::HashMap;
 

@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::process::Command;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -13,12 +12,11 @@ use burn_lean::recipe::{
 use burn_lean::reparam::each_float;
 
 use crate::problem::{Net, NetTask, batches, task};
+use crate::support::killed::{as_a_child, child, lives_until_said};
 use crate::support::numbers;
 
-/// Names the recipe that a child process runs; its folder, and after how many events it dies.
-const RECIPE: &str = "RECIPE_TEST_RECIPE";
-const FOLDER: &str = "RECIPE_TEST_FOLDER";
-const DIES: &str = "RECIPE_TEST_DIES";
+/// The test that child processes run.
+const CHILD: &str = "resume::as_a_child_process";
 
 fn recipe(name: &str) -> Recipe {
     let quantize =
@@ -85,57 +83,21 @@ fn run(recipe: &Recipe, folder: &Path, dies: Option<usize>) -> Result<String, Re
     Ok(said)
 }
 
-/// What the child process of the other tests does; without its variables there is nothing to do.
 #[test]
 fn as_a_child_process() {
-    let (Ok(name), Some(folder)) = (std::env::var(RECIPE), std::env::var_os(FOLDER)) else {
-        return;
-    };
-    let folder = Path::new(&folder);
-    let dies = std::env::var(DIES).ok().map(|dies| dies.parse().unwrap());
-    let said = run(&recipe(&name), folder, dies).unwrap();
-    std::fs::write(folder.join("said"), said).unwrap();
-}
-
-/// Runs the recipe in a process of its own; `None` where it died.
-fn child(name: &str, folder: &Path, dies: Option<usize>) -> Option<String> {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "resume::as_a_child_process", "--nocapture"])
-        .env(RECIPE, name)
-        .env(FOLDER, folder);
-    if let Some(dies) = dies {
-        command.env(DIES, dies.to_string());
-    }
-    let output = command.output().unwrap();
-    let said = std::fs::read_to_string(folder.join("said")).ok();
-    assert!(
-        dies.is_some() || output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert_eq!(said.is_some(), output.status.success());
-    said
+    as_a_child(|name, folder, dies| run(&recipe(name), folder, dies).unwrap());
 }
 
 fn survives(name: &str) {
     let straight = tempfile::tempdir().unwrap();
-    let expected = child(name, straight.path(), None).unwrap();
+    let expected = child(CHILD, name, straight.path(), None).unwrap();
     assert!(expected.lines().count() > 10);
     // Two sequences of deaths, a life of 1 to 24 events after each.
     for sequence in 0..2 {
         let folder = tempfile::tempdir().unwrap();
         let lives = numbers(31 + sequence, 200);
-        let mut lives = lives.iter().map(|life| 1 + (12.0 * (life + 1.0)) as usize);
-        let mut deaths = 0;
-        let found = loop {
-            match child(name, folder.path(), lives.next()) {
-                Some(said) => break said,
-                None => deaths += 1,
-            }
-            // A life may be too short to come from one checkpoint to the next.
-            assert!(deaths < 100, "{name}: no progress");
-        };
+        let lives = lives.iter().map(|life| 1 + (12.0 * (life + 1.0)) as usize);
+        let (found, deaths) = lives_until_said(CHILD, name, folder.path(), lives);
         assert!(deaths >= 2, "{name}: {deaths}");
         let differs = found.lines().zip(expected.lines()).find(|(a, b)| a != b);
         let differs = differs.and_then(|(line, _)| line.split(' ').next());
@@ -328,19 +290,4 @@ fn a_state_that_another_run_writes_is_refused() {
     // As the end of a process does.
     drop(other);
     run(&recipe, folder.path(), None).unwrap();
-}
-
-#[test]
-fn stages_without_the_file_that_says_whose_they_are_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    run(&recipe("layerwise"), folder.path(), None).unwrap();
-    let file = folder.path().join("state/run.json");
-    std::fs::remove_file(&file).unwrap();
-    let other = recipe("layerwise").with_seed(6);
-    let error = run(&other, folder.path(), None).unwrap_err();
-    assert!(
-        error.to_string().contains("stages are beside it"),
-        "{error}"
-    );
-    assert!(!file.exists());
 }

@@ -97,11 +97,17 @@ fn a_training_that_goes_on_in_half_precision_has_its_loss_scale() {
 
 #[test]
 fn a_training_without_the_file_that_says_whose_it_is_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
     let recipe = recipe(ComputeDtype::F32);
-    run(&recipe, false, folder.path(), 1).unwrap_err();
-    std::fs::remove_file(folder.path().join("run.json")).unwrap();
-    let other = recipe.with_seed(6);
-    let error = run(&other, false, folder.path(), usize::MAX).unwrap_err();
-    assert_says!(error, "stages are beside it");
+    // Begun, and finished.
+    for checkpoints in [1, usize::MAX] {
+        let folder = tempfile::tempdir().unwrap();
+        let first = run(&recipe, false, folder.path(), checkpoints);
+        assert_eq!(first.is_ok(), checkpoints > 1);
+        let file = folder.path().join("run.json");
+        std::fs::remove_file(&file).unwrap();
+        let other = recipe.clone().with_seed(6);
+        let error = run(&other, false, folder.path(), usize::MAX).unwrap_err();
+        assert_says!(error, "stages are beside it");
+        assert!(!file.exists());
+    }
 }

@@ -8,7 +8,8 @@ use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, QatConfig, Scheme,
     calibrate, module::Site, quantizers,
 };
-use burn_lean::recipe::{RecipeError, greedy_soup, uniform_soup};
+use burn_lean::recipe::{RecipeError, greedy_soup, uniform_soup, uniform_soup_of_records};
+use burn_lean::reparam::settle;
 
 use crate::problem::{Net, batches};
 use crate::support::{each_device, parameters, values, with_numbers};
@@ -221,6 +222,40 @@ fn models_in_half_precision_stay_in_it() {
     assert_eq!(soup.weight.val().dtype(), DType::F16);
     assert_eq!(soup.bias.unwrap().val().dtype(), DType::F16);
     assert_eq!(values(soup.weight.val()), [1.5; 4]);
+}
+
+#[test]
+fn records_in_files_average_as_the_models_that_they_are_of() {
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let models = [1, 2].map(|seed| {
+        let net = with_numbers(Net::new(8, &device), seed);
+        // Running statistics of its own.
+        net.forward(batches(seed, &device).remove(0).0);
+        settle(&net);
+        net
+    });
+    let paths = ["first.bpk", "second.bpk"].map(|name| folder.path().join(name));
+    for (model, path) in models.iter().zip(&paths) {
+        model.clone().into_record().save(path).unwrap();
+    }
+    let fresh = Net::new(8, &device);
+    let before = parameters(&fresh);
+    let soup = uniform_soup_of_records(&fresh, &paths).unwrap();
+    let expected = uniform_soup(&models).unwrap();
+    assert_eq!(parameters(&soup), parameters(&expected));
+    let mean = |net: &Net| values(net.norm.running_mean.value_sync());
+    assert_ne!(mean(&models[0]), mean(&models[1]));
+    assert_eq!(mean(&soup), mean(&expected));
+    assert_eq!(parameters(&fresh), before);
+    // Of another network, and of none.
+    for (model, path) in [
+        (Net::new(9, &device), paths[0].clone()),
+        (fresh, folder.path().join("third.bpk")),
+    ] {
+        let error = uniform_soup_of_records(&model, &[&path]).unwrap_err();
+        assert_says!(error, path.to_str().unwrap());
+    }
 }
 
 /// Burn's copies of a model share running statistics.

@@ -477,7 +477,79 @@ fn broken_bounds_are_named_and_fail_the_check() {
         let page = std::fs::read_to_string(&path).unwrap();
         assert!(page.contains("max_bytes is 10"));
         assert!(path.with_extension("trust.json").exists());
+        // A number at the end of a name is no ending.
+        for version in ["report-v1.0", "report-v1.1"] {
+            small.save(path.with_file_name(version)).unwrap();
+            let json = path.with_file_name(format!("{version}.trust.json"));
+            assert!(json.exists(), "{json:?}");
+        }
     });
+}
+
+/// The file of a recipe has those of the library, by their names.
+#[test]
+fn bounds_of_a_recipe_are_read_and_checked_and_a_broken_one_fails() {
+    let recipe = Recipe::from_toml("[bounds]\nmax_bytes = 10\nmin_accuracy = 101.0").unwrap();
+    let bounds = Bounds {
+        max_bytes: Some(10),
+        min_accuracy: Some(101.0),
+        ..Bounds::default()
+    };
+    assert_eq!(recipe, Recipe::new().with_bounds(bounds));
+    let text = recipe.to_toml().unwrap();
+    assert_eq!(Recipe::from_toml(&text).unwrap(), recipe);
+    assert_eq!(Recipe::from_json(&recipe.to_json()).unwrap(), recipe);
+    for (text, said) in [
+        ("max_bites = 10", ["max_bites", "max_bytes"]),
+        ("max_ece = nan", ["max_ece", "a finite number"]),
+    ] {
+        let error = Recipe::from_toml(&format!("[bounds]\n{text}")).unwrap_err();
+        assert_says!(error, said[0], said[1]);
+    }
+    let config = TrustConfig::new()
+        .with_bounds(recipe.bounds)
+        .with_perturbations(Vec::new());
+    compared(&config, |_, _, small, _| {
+        let Err(RecipeError::BrokenBounds { broken }) = small.check() else {
+            panic!("it is broken");
+        };
+        let names: Vec<_> = broken.iter().map(|one| one.bound.as_str()).collect();
+        assert_eq!(names, ["max_bytes", "min_accuracy"]);
+    });
+}
+
+#[test]
+fn strengths_and_bounds_that_are_no_numbers_are_refused_before_a_model_runs() {
+    let device = Device::flex();
+    let task = task(&device);
+    let outcome = done(
+        &Recipe::new(),
+        Net::new(8, &device.clone().autodiff()),
+        &task,
+    );
+    let dense = outcome.dense();
+    let calls = std::cell::Cell::new(0);
+    let refused = |config: TrustConfig, field: &str| {
+        let test = || {
+            calls.set(calls.get() + 1);
+            batches(0, &device)
+        };
+        let error = config.compare(&task, dense, dense, test).unwrap_err();
+        assert_says!(error, field, "finite");
+    };
+    for strength in [f64::NAN, 1e39] {
+        let noise = vec![Perturbation::Noise(strength)];
+        refused(
+            TrustConfig::new().with_perturbations(noise),
+            "perturbations",
+        );
+    }
+    let bounds = Bounds {
+        max_ece: Some(f64::INFINITY),
+        ..Bounds::default()
+    };
+    refused(TrustConfig::new().with_bounds(bounds), "max_ece");
+    assert_eq!(calls.get(), 0);
 }
 
 #[test]

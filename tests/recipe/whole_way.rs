@@ -120,7 +120,7 @@ fn every_stage_leaves_a_row_a_model_and_a_file() {
         // The file loads where the same quantizers are, and computes the same.
         let path = folder.path().join("pruned-80-w8a8.safetensors");
         let fresh = QatConfig::new().prepare(Net::new(24, &device)).unwrap();
-        let loaded = load_safetensors(fresh, &path, burn_lean::quant::Storage::Auto).unwrap();
+        let loaded = load_safetensors(fresh, &path).unwrap();
         let (x, _) = batches(0, &device).remove(0);
         let last = &outcome.stages[2].model;
         assert_eq!(

@@ -7,6 +7,7 @@
 #[macro_use]
 mod asserts;
 pub(crate) mod cases;
+pub(crate) mod killed;
 pub(crate) mod lifecycle;
 mod perceptron;
 

@@ -71,7 +71,8 @@ pub struct AuditedOperation {
     /// another lookup by index.
     pub adds_gradients: bool,
     /// Of one that runs in F16, the magnitude of its operands from which its result or its gradient
-    /// leaves the range; `None` where there is none, or where it is not known.
+    /// leaves the range, of a sum of powers that of what was raised; `None` where there is none, or where it
+    /// is not known.
     pub overflows_from: Option<f64>,
 }
 

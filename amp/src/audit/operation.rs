@@ -1,8 +1,10 @@
 //! What is known about each kind of operation in Burn's graph.
 
+use std::collections::HashMap;
+
 use burn::backend::ir::{
     ActivationOperationIr as Activation, BaseOperationIr as Base, FloatOperationIr as Float,
-    ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr,
+    ModuleOperationIr as Module, NumericOperationIr as Numeric, OperationIr, TensorId,
 };
 use burn::tensor::DType;
 use burn_lean_graph::Node;
@@ -115,7 +117,8 @@ pub(super) fn risks(node: &Node<'_>, dtype: DType) -> Vec<Finding> {
             Activation::Softmax(_)
             | Activation::LogSoftmax(_)
             | Activation::Softmin(_)
-            | Activation::LogSigmoid(_),
+            | Activation::LogSigmoid(_)
+            | Activation::Sigmoid(_),
         )
         | OperationIr::Module(Module::CtcLoss(_)) => (false, true),
         OperationIr::NumericFloat(..)
@@ -142,31 +145,45 @@ pub(super) fn adds_gradients(node: &Node<'_>) -> bool {
     node.looks_up() && node.parameters().next().is_some()
 }
 
+/// To which power, more than the first, an operation raises its operand.
+pub(super) fn exponent(node: &Node<'_>) -> Option<f64> {
+    let exponent = match node.operation() {
+        OperationIr::NumericFloat(_, Numeric::Mul(product)) => {
+            return (product.lhs.id == product.rhs.id).then_some(2.0);
+        }
+        OperationIr::NumericFloat(_, Numeric::PowiScalar(_))
+        | OperationIr::Float(_, Float::PowfScalar(_)) => *node.scalars().first()?,
+        _ => return None,
+    };
+    (exponent > 1.0).then_some(exponent)
+}
+
 /// The magnitude of the operands from which the result in F16, or what Burn computes for the gradient,
 /// is more than the largest number of F16; `None` where there is no such bound, or it depends on more
-/// than one operand.
-pub(super) fn overflows_from(node: &Node<'_>) -> Option<f64> {
+/// than one operand. Of a sum of powers, the magnitude of what was raised: `exponents` are those of results.
+pub(super) fn overflows_from(node: &Node<'_>, exponents: &HashMap<TensorId, f64>) -> Option<f64> {
     let square = LARGEST_F16.sqrt();
-    let power = |exponent: f64| (exponent > 1.0).then(|| LARGEST_F16.powf(exponent.recip()));
+    let power = |exponent: f64| LARGEST_F16.powf(exponent.recip());
     match node.operation() {
         OperationIr::Float(_, float) => match float {
             Float::Exp(_) => Some(LARGEST_F16.ln()),
             Float::Sinh(_) | Float::Cosh(_) => Some((2.0 * LARGEST_F16).ln()),
-            Float::PowfScalar(_) => power(*node.scalars().first()?),
+            Float::PowfScalar(_) => exponent(node).map(power),
             Float::Hypot(_) | Float::Cross(_) => Some((LARGEST_F16 / 2.0).sqrt()),
             _ => None,
         },
-        OperationIr::Activation(Activation::Gelu(_)) => power(3.0),
+        OperationIr::Activation(Activation::Gelu(_)) => Some(power(3.0)),
         OperationIr::Module(Module::LayerNorm(_) | Module::BatchNorm(_)) => Some(square),
         OperationIr::NumericFloat(_, numeric) => match numeric {
             // The gradient divides by the square of the divisor.
             Numeric::Div(_) => Some(square),
-            Numeric::Mul(product) if product.lhs.id == product.rhs.id => Some(square),
-            Numeric::PowiScalar(_) => power(*node.scalars().first()?),
+            Numeric::Mul(_) | Numeric::PowiScalar(_) => exponent(node).map(power),
             Numeric::Sum(_) | Numeric::SumDim(_) | Numeric::SumDims(_) => {
-                let operand = node.operands().next()?.shape.num_elements();
+                let operand = node.operands().next()?;
                 let result = node.operation().outputs().next()?.shape.num_elements();
-                Some(LARGEST_F16 * result as f64 / operand.max(1) as f64)
+                let terms = operand.shape.num_elements().max(1) as f64 / result.max(1) as f64;
+                let exponent = exponents.get(&operand.id).copied().unwrap_or(1.0);
+                Some((LARGEST_F16 / terms).powf(exponent.recip()))
             }
             _ => None,
         },

@@ -7,7 +7,7 @@ use burn::tensor::{DType, FloatDType};
 use burn_lean_graph::{Graph, Node};
 
 use super::call_site::Modules;
-use super::operation::{adds_gradients, is_cast, overflows_from, risks};
+use super::operation::{adds_gradients, exponent, is_cast, overflows_from, risks};
 use super::{AuditedOperation, Finding};
 use crate::autocast::ParameterPrecision;
 
@@ -88,6 +88,12 @@ impl<'a> Pass<'a> {
             .into_iter()
             .filter(|dtype| is_lacking(*dtype))
             .collect();
+        let mut exponents = HashMap::new();
+        for node in self.graph.nodes() {
+            if let Some(exponent) = exponent(&node) {
+                exponents.extend(node.operation().outputs().map(|made| (made.id, exponent)));
+            }
+        }
         let audited = self.graph.nodes().filter_map(|node| {
             let inputs = self.inputs(&node);
             let outputs = self.floats(node.operation().outputs());
@@ -125,7 +131,7 @@ impl<'a> Pass<'a> {
                 parameters,
                 findings,
                 adds_gradients,
-                overflows_from: is_f16.then(|| overflows_from(&node)).flatten(),
+                overflows_from: is_f16.then(|| overflows_from(&node, &exponents)).flatten(),
             })
         });
         audited.collect()

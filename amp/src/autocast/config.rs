@@ -58,7 +58,8 @@ pub struct AutocastConfig {
     pub dtype: FloatDType,
     /// Parameters that stay in F32 although Burn could run them in half. In a region the modules they
     /// belong to must be called in [`full_precision`](crate::full_precision()); [`Autocast::run`] runs
-    /// the operations that read them in F32. Default: none.
+    /// the operations that read them in F32. One config per model: [`prepare`](Self::prepare) refuses a
+    /// group that no parameter is in. Default: none.
     #[config(default = "None")]
     pub full_precision: Option<ParamGroup>,
     /// What to do where the device cannot compute in `dtype`. Default: an error.
@@ -83,6 +84,7 @@ impl AutocastConfig {
     ///   the device cannot do it; checked before anything is attached.
     /// - [`AmpError::Attach`]: a parameter already carries a reparameterization, or there is none.
     /// - [`AmpError::ParameterDtype`]: a parameter is in half precision.
+    /// - [`AmpError::InvalidConfig`]: no parameter is in [`full_precision`](Self::full_precision).
     pub fn prepare<M: Module>(&self, model: M) -> Result<(M, Autocast), Rejected<M, AmpError>> {
         // All may stay in full precision: the region casts what goes in alone.
         self.prepare_impl(model, |model, master| attach_if_any(model, master))
@@ -181,7 +183,10 @@ impl AutocastConfig {
             Err(error) => return Err(Rejected::new(model, error)),
         };
         let kept = KeptParameters::of(&model, self.full_precision.clone());
-        if let Err(error) = kept.refuse_halves(None) {
+        let refused = kept
+            .refuse_unknown()
+            .and_then(|()| kept.refuse_halves(None));
+        if let Err(error) = refused {
             return Err(Rejected::new(model, error));
         }
         warn_of_convolutions(&model, &devices, compute);

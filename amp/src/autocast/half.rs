@@ -74,6 +74,7 @@ impl AutocastConfig {
     /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`]:
     ///   the device cannot do it.
     /// - [`AmpError::ParameterDtype`]: a parameter is in the other half precision.
+    /// - [`AmpError::InvalidConfig`]: no parameter is in [`full_precision`](Self::full_precision).
     /// - [`AmpError::HalfRange`]: a number would become infinite in F16.
     /// - [`AmpError::Device`]: reading from the device failed.
     pub fn materialize_half<M: Module>(
@@ -89,6 +90,7 @@ impl AutocastConfig {
         let compute = resolve(self.dtype, self.fallback, &devices)?;
         let plain = model.valid().materialize();
         let kept = KeptParameters::of(&plain, self.full_precision.clone());
+        kept.refuse_unknown()?;
         kept.refuse_halves(Some(compute.dtype.into()))?;
         let mut cast = ToHalf {
             compute,

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_graph::{GraphError, record};
 use burn_lean_reparam::{PathVisitor, Trail, each_float, visit_with_path};
@@ -88,7 +88,7 @@ fn cast_parameters<M: Module>(model: &M) -> Result<HashSet<String>, AmpError> {
 /// A visitor learns the name of a struct and those of its fields, and a model may have a struct of
 /// the same name: it is Burn's if it has the fields, too.
 #[derive(Default)]
-struct BurnStructs {
+pub(crate) struct BurnStructs {
     path: Vec<String>,
     /// Struct and fields by path.
     fields: HashMap<String, (String, Vec<String>)>,
@@ -99,10 +99,14 @@ impl BurnStructs {
     /// All of Burn's recurrent cells keep their weights in gate controllers.
     const GATE_CONTROLLER: [&str; 2] = ["input_transform", "hidden_transform"];
 
-    fn of<M: Module>(model: &M) -> Self {
+    pub(crate) fn of<M: Module>(model: &M) -> Self {
         let mut found = Self::default();
         model.visit(&mut found);
         found
+    }
+
+    pub(crate) fn is_batch_norm(&self, path: &str) -> bool {
+        self.reason(path) == Some(KeptBecause::BatchNorm)
     }
 
     /// Why the parameters inside of the struct at `path` stay in F32.
@@ -136,6 +140,8 @@ impl ModuleVisitor for BurnStructs {
 /// Finds what stays in F32 by the modules that surround a parameter.
 pub(crate) struct KeptParameters {
     requested: Option<ParamGroup>,
+    /// Whether that names a parameter.
+    is_found: bool,
     structs: BurnStructs,
     all: Vec<ParameterPrecision>,
     /// By path: a copy of a network, a teacher say, has the same identities.
@@ -148,6 +154,7 @@ impl KeptParameters {
     pub(crate) fn of<M: Module>(model: &M, requested: Option<ParamGroup>) -> Self {
         let mut kept = Self {
             requested,
+            is_found: false,
             structs: BurnStructs::of(model),
             all: Vec::new(),
             kept: HashMap::new(),
@@ -155,6 +162,18 @@ impl KeptParameters {
         };
         visit_with_path(model, &mut kept);
         kept
+    }
+
+    /// Refuses a group that names no parameter: a misspelt path would be computed in half.
+    pub(crate) fn refuse_unknown(&self) -> Result<(), AmpError> {
+        match &self.requested {
+            Some(group) if !self.is_found => Err(AmpError::InvalidConfig {
+                field: "full_precision",
+                value: format!("{group:?}"),
+                expected: "a group that a floating-point parameter of the model is in",
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses parameters that are in half precision themselves, but for those in `allowed`.
@@ -169,16 +188,11 @@ impl KeptParameters {
         }
     }
 
-    fn reason(&self, at: &Trail, id: &ParamId) -> Option<KeptBecause> {
+    fn reason(&self, at: &Trail, is_requested: bool) -> Option<KeptBecause> {
         let names = at.names();
         let mut surrounding = (0..names.len()).map(|depth| names[..depth].join("."));
-        if let Some(reason) = surrounding.find_map(|path| self.structs.reason(&path)) {
-            return Some(reason);
-        }
-        let requested = self.requested.as_ref();
-        requested
-            .is_some_and(|group| group.matches(id, Some(&at.path())))
-            .then_some(KeptBecause::Requested)
+        let reason = surrounding.find_map(|path| self.structs.reason(&path));
+        reason.or(is_requested.then_some(KeptBecause::Requested))
     }
 }
 
@@ -186,7 +200,10 @@ impl PathVisitor for KeptParameters {
     fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         let path = at.path();
         let dtype = param.base().dtype();
-        let mut reason = self.reason(at, &param.id);
+        let requested = self.requested.as_ref();
+        let is_requested = requested.is_some_and(|group| group.matches(&param.id, Some(&path)));
+        self.is_found |= is_requested;
+        let mut reason = self.reason(at, is_requested);
         match dtype {
             DType::F32 => {}
             DType::F16 | DType::BF16 | DType::Flex32 => self.halves.push((path.clone(), dtype)),

@@ -198,7 +198,8 @@ impl Autocast {
 /// For what must not run in half: modules that Burn cannot run in it (BatchNorm, recurrent cells,
 /// positional encodings), or a sum that would overflow. `input` arrives in F32, weights are the
 /// FP32 master weights, the result is cast to the dtype of the region. Outside of a region `body`
-/// just runs, so a model that contains this call is unchanged without autocast.
+/// just runs, so a model that contains this call is unchanged without autocast; likewise on a thread that the forward
+/// pass starts, of which neither a region nor a recording knows.
 ///
 /// ```
 /// use burn::nn::{BatchNormConfig, LinearConfig};

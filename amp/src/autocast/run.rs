@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
-use burn_lean_graph::hooks::{acts_in_recordings, frozen};
+use burn_lean_graph::hooks::{acts_in_recordings, frozen, is_recorded_on};
 use burn_lean_graph::{
     Arithmetic, AsRecorded, GraphError, Halves, Precision, Tensors, input_device, model_device,
     record_halves,
@@ -13,6 +13,7 @@ use burn_lean_graph::{
 
 use crate::autocast::config::resolve;
 use crate::autocast::lists::{Except, OnDevice};
+use crate::autocast::region::Entered;
 use crate::device::backend_name;
 use crate::device::compute::Compute;
 use crate::{AmpError, Autocast, Fallback};
@@ -87,15 +88,9 @@ impl Autocast {
 
     /// Records each forward pass once for the shapes of its inputs, not in every step.
     ///
-    /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the
-    /// host (a counter, a random choice, a branch on a configuration that changes) stay as they
-    /// were recorded, and so do plain tensors of the model (a queue of features, a table of averages); at the 2nd use, the
-    /// 4th, the 8th and so on it is recorded once more, and where they differ a warning says so and it is
-    /// recorded in every step from then on. A recording belongs to the closure, to the place in the program that calls
-    /// [`run`](Self::run), to what inputs [say of themselves](Tensors::describe), and to a model with
-    /// these parameters, of these shapes and dtypes, frozen and not. The 64 that were used last are kept: where shapes or numbers
-    /// of the input change in each step, they are of no use. Functions behind a pointer (`fn`, `dyn Fn`) are
-    /// recorded in every step, since one place may call several of them.
+    /// Saves the time of recording, 0.5 to 5 ms a step. Numbers that the forward pass makes on the host, and
+    /// plain tensors of the model, stay as they were recorded: [`Recordings`](burn_lean_graph::Recordings) says
+    /// what a recording is kept for, and when it is made once more.
     pub fn cached(mut self) -> Self {
         self.recordings.caches = true;
         self
@@ -104,11 +99,9 @@ impl Autocast {
     /// Leaves out the comparison of gradients at the first training step of each forward pass, and at the 8th,
     /// the 16th, the 32nd and so on.
     ///
-    /// Each takes the time of two F32 steps, and the memory of one over the whole batch, with a copy of the
-    /// weights on the device and two sets of gradients on the host: where that is too much, begin with a
-    /// smaller batch, for all sizes are one forward pass. It refuses models that stop gradients inside
-    /// (`detach`), whose gradients would be wrong without a word. Where gradients cannot be compared, a
-    /// warning of [`tracing`] says so.
+    /// It refuses models that stop gradients inside (`detach`), whose gradients would be wrong without a word.
+    /// [`Recording::verify_gradients`](burn_lean_graph::Recording::verify_gradients) says what it takes: where that
+    /// is too much, begin with a smaller batch, for all sizes are one forward pass.
     pub fn without_verification(mut self) -> Self {
         self.recordings.verifies = false;
         self
@@ -139,8 +132,14 @@ impl Autocast {
     /// half](crate::materialize_half()) or not; running states are updated as always, and results
     /// that `forward` detaches have no gradient. What it detaches is found at its first training step, and
     /// at the first for each value of a `bool` and each variant in `input`; where it depends on numbers, or on what the
-    /// closure captures, at the 8th, the 16th, the 32nd and so on, if it does so then. The quantizers of a model that is prepared for quantization act
-    /// where they do in a run of its own, before the casts.
+    /// closure captures, at the 8th, the 16th, the 32nd and so on, if it does so then, as where it depends on a field
+    /// of the model that no visitor sees (a `bool` that is skipped) and that changes while the model trains. The
+    /// quantizers of a model that is prepared for quantization act where they do in a run of its own, before the casts.
+    ///
+    /// Inside of a region it computes as outside of it, in F32, too, where inputs in half do not fit to weights in
+    /// F32: call it in [`full_precision`](crate::full_precision()) there. Inside of a forward pass that is recorded (an export,
+    /// another run) it is `forward` alone: that recording says what runs in which precision. On a thread that `forward`
+    /// starts, [`full_precision`](crate::full_precision()) and `stop_gradient` are not seen.
     ///
     /// What a device would add up in half runs in F32, on operands in half: averages and interpolations on GPUs, and
     /// convolutions there that lose terms, which is tried out before their first step
@@ -214,9 +213,14 @@ impl Autocast {
         I: Tensors,
         O: Tensors + Send + Sync + 'static,
     {
+        if is_recorded(model, &input) {
+            return Ok(forward(model, input));
+        }
         let devices = devices_of(model, &input);
         let device = device_of(model, &input)?;
         let compute = self.compute_on(&devices)?;
+        // The region around it is left: rules say what runs in half, of the weights as they are stored.
+        let _outside = Entered::enter(None);
         let trains = model_device(model).is_some_and(|device| device.is_autodiff());
         let frozen = trains.then(|| frozen(model)).flatten();
         let variant = u64::from(frozen.is_some());
@@ -266,6 +270,7 @@ impl Autocast {
     ) -> Result<Vec<AssignedOperation>, AmpError> {
         let device = device_of(model, &input)?;
         let compute = self.compute_on(&devices_of(model, &input))?;
+        let _outside = Entered::enter(None);
         let rules = self.rules(compute, &device);
         let recording = record_halves(model, &input, halves(compute), forward)?;
         let graph = recording.graph();
@@ -328,6 +333,12 @@ impl Resolved {
         }
         Ok(compute)
     }
+}
+
+/// Whether this is a part of a forward pass that somebody records.
+fn is_recorded<M: Module, I: Tensors>(model: &M, input: &I) -> bool {
+    let device = model_device(model).or_else(|| input_device(input));
+    device.is_some_and(|device| is_recorded_on(&device))
 }
 
 /// Where a model is; where it has no parameters, its input.

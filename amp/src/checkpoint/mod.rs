@@ -7,7 +7,6 @@ pub(crate) mod resumable_optimizer;
 pub use resumable_optimizer::ResumableOptimizer;
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -16,7 +15,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_graph::hooks::check;
 use burn_lean_reparam::column_layout::ready_to_load;
-use burn_lean_reparam::{Rejected, settle};
+use burn_lean_reparam::{Rejected, catch_quietly, settle};
 use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
 
@@ -33,17 +32,20 @@ use crate::{AmpError, GradScaler, scaler::GradScalerRecord};
 /// use burn::nn::LinearConfig;
 /// use burn::optim::AdamWConfig;
 /// use burn::tensor::Device;
-/// use burn_lean_amp::{Checkpoints, GradScalerConfig, LossScale};
+/// use burn_lean_amp::{Checkpoints, GradScalerConfig, LossScale, ResumableOptimizer};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let checkpoints = Checkpoints::new(folder.path()).keep(2);
-/// let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(2, 2).init(&device);
+/// // A plain optimizer loads where Burn's default device is there.
+/// let optim = || ResumableOptimizer::new(AdamWConfig::new().build(), &device).init();
 /// let scaler = GradScalerConfig::new(LossScale::Static(8.0)).init()?;
 /// for step in [10, 20, 30] {
-///     checkpoints.save(step, &model, &AdamWConfig::new().init(), &scaler)?;
+///     checkpoints.save(step, &model, &optim(), &scaler)?;
 /// }
 /// assert_eq!(checkpoints.steps()?, [20, 30]);
-/// let (model, optim, scaler) = checkpoints.load(30, model, AdamWConfig::new().init())?;
+/// let (model, optim, scaler) = checkpoints.load(30, model, optim())?;
 /// assert_eq!(scaler.loss_scale(), 8.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -365,14 +367,8 @@ fn load_state(
 ) -> Result<ModuleOptimizer, AmpError> {
     let expected = state.len();
     // Burn panics where its default device does not come up.
-    let loaded = catch_unwind(AssertUnwindSafe(|| optim.load_record(state)));
-    let optim = loaded.map_err(|panic| AmpError::OptimizerState {
-        reason: match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
-            (Some(reason), _) => reason.clone(),
-            (_, Some(reason)) => reason.to_string(),
-            _ => "it panicked".into(),
-        },
-    })?;
+    let optim = catch_quietly(|| optim.load_record(state))
+        .map_err(|reason| AmpError::OptimizerState { reason })?;
     match optim.to_record().len() {
         found if found == expected => Ok(optim),
         found => Err(damaged(

@@ -15,6 +15,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
+use burn_lean_graph::hooks::step_taken;
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::gradients::{self, InverseScale, Unscaled};
@@ -217,10 +218,11 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     /// Calls `after_step` with the inner model after each optimizer step, and goes on with what it
     /// returns.
     ///
-    /// For what a plain loop does after `optim.step`: to advance the quantizers of a model in
-    /// quantization-aware training, to replace pruning masks by a schedule, to clip weights. A
-    /// skipped step is none, so it is not called then. All clones and replicas share it; what it
-    /// captures is in no checkpoint. [`AfterStep`] is the same for a model without mixed precision.
+    /// For what a plain loop does after `optim.step`: to replace pruning masks by a schedule, to clip weights.
+    /// The quantizers of a model in quantization-aware training count the steps that are taken by themselves;
+    /// `advance` is for learned scales of weights on several devices, which begin there, and for BatchNorms in a
+    /// region that a schedule freezes. A skipped step is none, so it is not called then. All clones and replicas
+    /// share it; what it captures is in no checkpoint. [`AfterStep`] is the same for a model without mixed precision.
     ///
     /// ```
     /// # use burn::module::{Module, ModuleMapper, Param};
@@ -373,6 +375,7 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> Amp<M> {
         let before_step = self.statistics.take();
         if taken {
             self.model = joined(self.model.optimize(optim, lr, unscaled.grads));
+            step_taken(&self.model);
             self.model = self.after_step.call(self.model);
         } else {
             let before = RunningStatistics::before_forward(&self.model);

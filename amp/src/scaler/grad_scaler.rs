@@ -5,6 +5,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_lean_graph::hooks::step_taken;
 use burn_lean_reparam::Rejected;
 
 use crate::gradients::{self, InverseScale, Look, Unscaled};
@@ -59,6 +60,7 @@ impl GradScalerConfig {
             config: self.clone(),
             state: self.loss_scale.init(),
             pending_losses: Vec::new(),
+            unserved: 0,
             scaled_by: None,
             found_inf: None,
             report: None,
@@ -124,6 +126,8 @@ pub struct GradScaler {
     pub(crate) state: LossScaleState,
     /// The losses scaled since the last step, on the device, `[1]` each.
     pending_losses: Vec<Tensor<1>>,
+    /// How many losses were scaled without a `step` for each.
+    unserved: usize,
     /// What the last loss was multiplied by. Where the losses of two optimizers are scaled together, the
     /// step of the first may change the scale before that of the second.
     pub(crate) scaled_by: Option<f32>,
@@ -151,6 +155,7 @@ impl GradScaler {
             return Ok(loss);
         }
         self.pending_losses.push(gradients::reported(&loss));
+        self.unserved += 1;
         self.scaled_by = Some(self.state.scale);
         Ok(loss.mul_scalar(self.state.scale))
     }
@@ -208,18 +213,21 @@ impl GradScaler {
     /// starts. [`Checkpoints::load`](crate::Checkpoints::load) has remembered them; call this where
     /// a model that was trained before is loaded in another way.
     pub fn remember_statistics<M: Module>(&mut self, model: &M) {
-        // Whatever a pass has replaced, these are sound.
-        let _ = RunningStatistics::before_forward(model);
-        self.statistics.keep(RunningStatistics::of(model));
+        self.statistics.keep(RunningStatistics::of(model).sound());
     }
 
     /// Steps the optimizer, or skips the step when a gradient is not finite.
     ///
     /// A skipped step leaves the parameters of `model`, and `optim`, as they were. The running
     /// statistics of a BatchNorm are not part of that: the forward pass has updated them. Where
-    /// that made them infinite or NaN, they go back to what they were before. Call
-    /// [`update`](Self::update) once when all optimizers have been served. This is the one place
-    /// that reads the device.
+    /// that made them infinite or NaN, they go back to what they were before; the next step that is
+    /// taken does so with what the pass of another model's skipped step, which went through this one,
+    /// made so. Call [`update`](Self::update) once when all optimizers have been served. This is the
+    /// one place that reads the device.
+    ///
+    /// Quantizers of `model` move on by one step of their schedule with one that is taken, and warn after the
+    /// first of layers that are called past them. Where the forward pass is not recorded, in a region say,
+    /// BatchNorms go by `freeze_batch_norm_at` only if `burn_lean_quant::advance` is called after each step.
     ///
     /// # Errors
     ///
@@ -247,12 +255,20 @@ impl GradScaler {
             self.pending_losses = verdict.not_of_this_step(&self.pending_losses);
         }
         let taken = self.judge(&model, &unscaled, verdict);
+        let step = |model: M| {
+            let model = optim.step(lr, model, unscaled.grads);
+            step_taken(&model);
+            model
+        };
+        if taken && self.is_disabled() {
+            return Ok(step(model));
+        }
         let before = RunningStatistics::before_forward(&model);
         Ok(match taken {
             true => {
-                let left = RunningStatistics::after_forward(&before, &model);
+                let (model, left) = self.statistics.mend_taken(&before, model);
                 self.statistics.keep(left);
-                optim.step(lr, model, unscaled.grads)
+                step(model)
             }
             false => self.statistics.mend(&before, model),
         })
@@ -291,6 +307,10 @@ impl GradScaler {
     /// Gradients are divided by the loss scale, whoever multiplied the loss by it; where that was not
     /// [`scale`](Self::scale), a warning of [`tracing`] says so, once.
     ///
+    /// All losses scaled since the last step are taken for this one's, as those of micro-batches: one that
+    /// is not finite skips it, and the report has their mean. Scale the losses of several optimizers one by
+    /// one, each before its step, or say whose is whose with [`Unscaled::with_loss`].
+    ///
     /// # Errors
     ///
     /// As [`unscale`](Self::unscale), [`apply`](Self::apply) and [`update`](Self::update). The
@@ -303,7 +323,8 @@ impl GradScaler {
         model: M,
         grads: GradientsParams,
     ) -> Result<M, Rejected<M, AmpError>> {
-        let is_scaled = !self.pending_losses.is_empty() || self.state.scale == 1.0;
+        let is_scaled = self.unserved > 0 || self.state.scale == 1.0;
+        self.unserved = self.unserved.saturating_sub(1);
         if !is_scaled && !self.is_warned && !self.is_disabled() {
             self.is_warned = true;
             tracing::warn!(

@@ -46,7 +46,7 @@ impl LossScale {
 ///
 /// With `hysteresis` 1 (the default) this is PyTorch's rule.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct DynamicLossScale {
     /// First scale; finite and positive. Default 65536.
     pub init_scale: f32,

@@ -14,7 +14,7 @@ use burn::tensor::{ExecutionError, Tensor, TensorData, read_sync};
 use burn_lean_reparam::{Rejected, attached, lost};
 
 use crate::gradients::Unscaled;
-use crate::scaler::running_statistics::RunningStatistics;
+use crate::scaler::running_statistics::{Before, RunningStatistics};
 use crate::scaler::verdict::{Reading, Verdict};
 use crate::{AmpError, GradScaler, StepReport};
 
@@ -78,7 +78,7 @@ struct Pending<M: Module> {
     reading: Reading,
     model: M,
     buffers: Buffers,
-    statistics: RunningStatistics,
+    statistics: Before,
     /// What the step leaves, if it is sound.
     left: RunningStatistics,
     optim: ModuleOptimizer,
@@ -267,14 +267,20 @@ impl<M: Module> Speculative<M> {
         let mut reading = self.scaler.reading(&unscaled);
         if !reading.paths.is_empty() {
             let transaction = std::mem::take(&mut reading.transaction);
+            let outcome = Outcome::start(transaction.execute_async());
+            // Before the buffers, which take the update of the forward pass in, as it is.
+            let statistics = RunningStatistics::before_forward(&self.model);
+            let buffers = Buffers::of(&self.model);
+            let known = &self.scaler.statistics;
+            let (model, left) = known.mend_taken(&statistics, self.model.clone());
+            self.model = model;
             self.pending = Some(Pending {
-                outcome: Outcome::start(transaction.execute_async()),
+                outcome,
                 reading,
                 model: self.model.clone(),
-                // Before the buffers, which take the update of the forward pass in.
-                statistics: RunningStatistics::before_forward(&self.model),
-                buffers: Buffers::of(&self.model),
-                left: RunningStatistics::of(&self.model),
+                statistics,
+                buffers,
+                left,
                 optim: self.optim.clone(),
                 scaler: self.scaler.clone(),
             });

@@ -2,7 +2,7 @@
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, get_device_settings};
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Element, TensorData};
 use burn_lean_graph::{TensorMapper, Tensors};
 use rten::Value;
 use rten_tensor::{Tensor, prelude::*};
@@ -124,14 +124,9 @@ pub(crate) fn results(
         .zip(outputs)
         .map(|(value, info)| {
             let tensor = match value {
-                Value::FloatTensor(x) => {
-                    let shape = x.shape().to_vec();
-                    let data = TensorData::new(x.into_data(), shape);
-                    Dispatch::float_from_data(data, device)
-                }
+                Value::FloatTensor(x) => Dispatch::float_from_data(data_of(x), device),
                 Value::Int32Tensor(x) => {
-                    let shape = x.shape().to_vec();
-                    let data = TensorData::new(x.into_data(), shape);
+                    let data = data_of(x);
                     match info.element {
                         ElementType::Bool => {
                             let store = get_device_settings::<Dispatch>(device).bool_dtype;
@@ -167,25 +162,18 @@ fn int_dtype(element: ElementType) -> DType {
     }
 }
 
+fn data_of<T: Element>(x: Tensor<T>) -> TensorData {
+    let shape = x.shape().to_vec();
+    TensorData::new(x.into_data(), shape)
+}
+
 /// A result of the engine on the host.
 pub(crate) fn to_data(value: Value) -> Result<TensorData, DeployError> {
     Ok(match value {
-        Value::FloatTensor(x) => {
-            let shape = x.shape().to_vec();
-            TensorData::new(x.into_data(), shape)
-        }
-        Value::Int32Tensor(x) => {
-            let shape = x.shape().to_vec();
-            TensorData::new(x.into_data(), shape)
-        }
-        Value::Int8Tensor(x) => {
-            let shape = x.shape().to_vec();
-            TensorData::new(x.into_data(), shape)
-        }
-        Value::UInt8Tensor(x) => {
-            let shape = x.shape().to_vec();
-            TensorData::new(x.into_data(), shape)
-        }
+        Value::FloatTensor(x) => data_of(x),
+        Value::Int32Tensor(x) => data_of(x),
+        Value::Int8Tensor(x) => data_of(x),
+        Value::UInt8Tensor(x) => data_of(x),
         other => {
             return Err(DeployError::Run {
                 reason: format!("a result came as {:?}", other.dtype()),

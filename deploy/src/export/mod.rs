@@ -18,7 +18,7 @@ use burn::backend::DispatchTensor;
 use burn::backend::ir::TensorId;
 use burn::module::Module;
 use burn::tensor::DType;
-use burn_lean_graph::{Graph, LoopPart, Recording, Rolled, Tensors, record, signature};
+use burn_lean_graph::{Graph, LoopPart, Recording, Rolled, Tensors, evaluated, record, signature};
 
 use crate::{DeployError, ElementType, OnnxModel, Quantization, ValueInfo};
 use data::HostTensor;
@@ -230,7 +230,7 @@ impl<O: Tensors> Export<O> {
         forward: impl Fn(&M, I) -> O,
     ) -> Result<Self, DeployError> {
         let model = model.valid();
-        let given = open::without_autodiff(inputs);
+        let given = evaluated(inputs);
         // On this copy alone: what hangs on the weights is folded into them.
         let plain = model.clone().materialize();
         let recording = record(&plain, &given, &forward)?.fold_rows();

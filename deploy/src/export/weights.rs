@@ -228,6 +228,11 @@ impl Weights {
         self.codes.get(&id)
     }
 
+    /// Whether a tensor is a quantized weight, as codes or left float.
+    pub(crate) fn is_quantized(&self, id: TensorId) -> bool {
+        self.codes.contains_key(&id) || self.left_float.contains_key(&id)
+    }
+
     /// Path of a quantized weight that is floats in every form, and why.
     pub(crate) fn left_float(&self, id: TensorId) -> Option<&(String, String)> {
         self.left_float.get(&id)

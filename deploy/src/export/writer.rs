@@ -407,18 +407,7 @@ impl<'a> Writer<'a> {
         output
     }
 
-    /// The results of a node that has several.
-    pub(crate) fn emit_all<const N: usize>(
-        &mut self,
-        operator: &'static str,
-        inputs: Vec<String>,
-        names: [&str; N],
-        attributes: Vec<Attribute>,
-    ) -> [String; N] {
-        self.emit_all_in("", operator, inputs, names, attributes)
-    }
-
-    /// The same, in a domain of operators.
+    /// The results of a node that has several, in a domain of operators.
     pub(crate) fn emit_all_in<const N: usize>(
         &mut self,
         domain: &'static str,

@@ -115,30 +115,6 @@ impl OnnxNode {
         })
     }
 
-    /// Gives names to what it reads and makes, also within a loop's step.
-    fn rename(&mut self, rename: &impl Fn(&mut String)) {
-        let names = self.inputs.iter_mut().chain(&mut self.outputs);
-        names.for_each(rename);
-        for attribute in &mut self.attributes {
-            if let Attribute::Body(_, body) = attribute {
-                body.nodes.iter_mut().for_each(|node| node.rename(rename));
-                let values = body.inputs.iter_mut().chain(&mut body.outputs);
-                values.for_each(|value| rename(&mut value.name));
-            }
-        }
-    }
-
-    /// Each name that it or a loop's step has.
-    fn names<'a>(&'a self, found: &mut HashSet<&'a str>) {
-        let own = self.inputs.iter().chain(&self.outputs);
-        found.extend(own.map(String::as_str));
-        if let Some(body) = self.body() {
-            let values = body.inputs.iter().chain(&body.outputs);
-            found.extend(values.map(|value| value.name.as_str()));
-            body.nodes.iter().for_each(|node| node.names(found));
-        }
-    }
-
     /// ONNX's name of the operator, `Conv` for example.
     pub fn operator(&self) -> &str {
         self.operator
@@ -240,97 +216,6 @@ impl OnnxModel {
     /// The outputs, in the order of the forward pass.
     pub fn outputs(&self) -> &[ValueInfo] {
         &self.outputs
-    }
-
-    /// With these names of the inputs, in their order: what a server binds tensors by. They are `input`,
-    /// `input_1` and so on otherwise.
-    ///
-    /// ```
-    /// use burn::tensor::{Device, Tensor};
-    /// use burn_lean_deploy::{Export, Form};
-    ///
-    /// let pair = (Tensor::<2>::ones([3, 4], &Device::flex()), Tensor::<2>::ones([3, 4], &Device::flex()));
-    /// #[derive(burn::module::Module, Debug)]
-    /// struct Sum {}
-    /// let export = Export::record(&Sum {}, &pair, |_, (a, b)| a + b)?;
-    /// let onnx = export.to_onnx(Form::Float)?.model;
-    /// let onnx = onnx.with_input_names(["left", "right"])?.with_output_names(["sum"])?;
-    /// assert_eq!(onnx.nodes()[0].inputs(), ["left", "right"]);
-    /// assert_eq!(onnx.outputs()[0].name, "sum");
-    /// # Ok::<(), burn_lean_deploy::DeployError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`DeployError::InvalidConfig`] for another number of names, an empty name, and one that something else
-    /// in the model has.
-    pub fn with_input_names(
-        mut self,
-        names: impl IntoIterator<Item = impl Into<String>>,
-    ) -> Result<Self, DeployError> {
-        let names = names.into_iter().map(Into::into).collect();
-        let old = self.inputs.iter().map(|input| input.name.clone()).collect();
-        self.rename("input_names", old, names)?;
-        Ok(self)
-    }
-
-    /// With these names of the outputs, in their order, as [`with_input_names`](Self::with_input_names).
-    ///
-    /// # Errors
-    ///
-    /// As [`with_input_names`](Self::with_input_names).
-    pub fn with_output_names(
-        mut self,
-        names: impl IntoIterator<Item = impl Into<String>>,
-    ) -> Result<Self, DeployError> {
-        let names = names.into_iter().map(Into::into).collect();
-        let outputs = self.outputs.iter();
-        let old = outputs.map(|output| output.name.clone()).collect();
-        self.rename("output_names", old, names)?;
-        Ok(self)
-    }
-
-    fn rename(
-        &mut self,
-        field: &'static str,
-        old: Vec<String>,
-        names: Vec<String>,
-    ) -> Result<(), DeployError> {
-        let invalid = |value, expected| DeployError::InvalidConfig {
-            field,
-            value,
-            expected,
-        };
-        if old.len() != names.len() {
-            let value = format!("{} names for {}", names.len(), old.len());
-            return Err(invalid(value, "a name for each"));
-        }
-        let values = self.inputs.iter().chain(&self.outputs);
-        let mut taken: HashSet<&str> = values
-            .map(|value| &value.name)
-            .chain(self.initializers.iter().map(|constant| &constant.name))
-            .map(String::as_str)
-            .collect();
-        self.nodes.iter().for_each(|node| node.names(&mut taken));
-        for name in &old {
-            taken.remove(name.as_str());
-        }
-        for name in &names {
-            if name.is_empty() || !taken.insert(name) {
-                let value = format!("`{name}`");
-                return Err(invalid(value, "a name that nothing else in the model has"));
-            }
-        }
-        let renamed: HashMap<String, String> = old.into_iter().zip(names).collect();
-        let rename = |name: &mut String| {
-            if let Some(new) = renamed.get(name) {
-                *name = new.clone();
-            }
-        };
-        self.nodes.iter_mut().for_each(|node| node.rename(&rename));
-        let values = self.inputs.iter_mut().chain(&mut self.outputs);
-        values.for_each(|value| rename(&mut value.name));
-        Ok(())
     }
 
     #[cfg(feature = "engine")]

@@ -35,7 +35,7 @@ use tensors::Alive;
 
 pub(crate) use tensors::upload;
 pub(crate) use write_back::store;
-pub use write_back::take_replaced_states;
+pub use write_back::{ReplacedState, replaced_states};
 
 impl<O: Tensors> Recording<O> {
     /// Executes the recording with these values of parameters and inputs, on the device of

@@ -1,6 +1,6 @@
 //! Running states, from an execution back into the model.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
@@ -14,16 +14,25 @@ use crate::graph::ParamPlace;
 use crate::record::places::Places;
 use crate::{GraphError, Parameter};
 
+/// A running state that an execution has updated.
+#[derive(Debug, Clone)]
+pub struct ReplacedState {
+    /// What it was.
+    pub before: DispatchTensor,
+    /// What was stored in its place.
+    pub written: DispatchTensor,
+}
+
 /// Running states by their identity.
-type States = HashMap<ParamId, DispatchTensor>;
+type States = HashMap<ParamId, ReplacedState>;
 
 /// Of how many executions of a thread what they replaced is kept.
-const KEPT: usize = 32;
+const KEPT: usize = 64;
 
 /// Of how many executions in all: threads that have ended leave theirs behind.
-const KEPT_OF_ALL: usize = 32 * KEPT;
+const KEPT_OF_ALL: usize = 16 * KEPT;
 
-/// What the last executions have replaced, of each model and thread that of its last one. Not a value
+/// What the last executions have replaced, of each identity and thread in the last two. Not a value
 /// of each thread: those are dropped when it ends, which Burn's tensors do not allow on every device.
 static REPLACED: Mutex<VecDeque<(ThreadId, States)>> = Mutex::new(VecDeque::new());
 
@@ -31,36 +40,43 @@ fn replaced() -> MutexGuard<'static, VecDeque<(ThreadId, States)>> {
     REPLACED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The running states that the last execution on this thread has updated, as they were before, of those
-/// whose identities are asked for. They are given away: a second call has none.
+/// The running states that the last executions on this thread have updated, of those whose identities are
+/// asked for: in the last two of each, the latest at the end.
 ///
 /// For whoever takes a step back, after a batch with NaN say: an execution stores the next values at
-/// once. Those of the models that were executed last on this thread are there, up to 32 of them.
-pub fn take_replaced_states(wanted: impl Fn(&ParamId) -> bool) -> HashMap<ParamId, DispatchTensor> {
-    let mut found = States::new();
-    let mut replaced = replaced();
-    for (of, states) in replaced.iter_mut() {
-        if *of == thread::current().id() {
-            found.extend(states.extract_if(|id, _| wanted(id)));
+/// once. Those of the models that were executed last on this thread are there, of 32 models at least. A copy
+/// of a model has its identities, so that an update may be the copy's: what was written tells.
+pub fn replaced_states(wanted: impl Fn(&ParamId) -> bool) -> HashMap<ParamId, Vec<ReplacedState>> {
+    let mut found: HashMap<ParamId, Vec<ReplacedState>> = HashMap::new();
+    let this = thread::current().id();
+    let replaced = replaced();
+    for (_, states) in replaced.iter().filter(|(of, _)| *of == this) {
+        for (id, state) in states.iter().filter(|(id, _)| wanted(id)) {
+            found.entry(*id).or_default().push(state.clone());
         }
     }
-    replaced.retain(|(_, states)| !states.is_empty());
     found
 }
 
 fn note(states: States) {
-    // Dropped after the lock is released.
-    let _before = take_replaced_states(|id| states.contains_key(id));
     let this = thread::current().id();
+    // Dropped after the lock is released.
+    let mut older = Vec::new();
     let mut replaced = replaced();
+    let mut seen = HashSet::new();
+    for (_, known) in replaced.iter_mut().rev().filter(|(of, _)| *of == this) {
+        older.extend(known.extract_if(|id, _| states.contains_key(id) && !seen.insert(*id)));
+    }
+    replaced.retain(|(_, states)| !states.is_empty());
     replaced.push_back((this, states));
     let of_this = replaced.iter().filter(|(of, _)| *of == this).count();
     let oldest = match of_this > KEPT {
         true => replaced.iter().position(|(of, _)| *of == this),
         false => (replaced.len() > KEPT_OF_ALL).then_some(0),
     };
-    let _oldest = oldest.and_then(|oldest| replaced.remove(oldest));
+    let oldest = oldest.and_then(|oldest| replaced.remove(oldest));
     drop(replaced);
+    drop((older, oldest));
 }
 
 /// Stores the next values of running states.
@@ -122,9 +138,6 @@ impl PathMapper for WriteBack {
             return param;
         };
         let (id, old, mapper) = param.consume();
-        if let Some(replaced) = &mut self.replaced {
-            replaced.insert(id, old.clone().into_dispatch());
-        }
         let value = Tensor::<D>::from_dispatch(value);
         let value = match value.dtype() == old.dtype() {
             true => value.detach(),
@@ -135,6 +148,13 @@ impl PathMapper for WriteBack {
             false => value,
         };
         let value = value.set_require_grad(old.is_require_grad());
+        if let Some(replaced) = &mut self.replaced {
+            let state = ReplacedState {
+                before: old.into_dispatch(),
+                written: value.clone().into_dispatch(),
+            };
+            replaced.insert(id, state);
+        }
         Param::from_mapped_value(id, value, mapper)
     }
 

@@ -70,29 +70,36 @@ fn reads(graph: &Graph) -> Vec<Vec<usize>> {
             .filter_map(|id| origin.get(id).copied())
             .collect();
         found.dedup();
-        let is_view = matches!(
-            operation,
-            OperationIr::BaseFloat(
-                BaseOperationIr::Reshape(_)
-                    | BaseOperationIr::SwapDims(_)
-                    | BaseOperationIr::Permute(_)
-                    | BaseOperationIr::Expand(_)
-                    | BaseOperationIr::Slice(_)
-                    | BaseOperationIr::Cast(_)
-            )
-        );
-        if let [parameter] = &found[..]
-            && (is_view
-                || graph.hook_of(operation).is_some()
-                || graph.noted_cast(operation).is_some())
-        {
+        if let Some(parameter) = shown(graph, operation, &found) {
             for output in operation.outputs() {
-                origin.insert(output.id, *parameter);
+                origin.insert(output.id, parameter);
             }
         }
         reads.push(found);
     }
     reads
+}
+
+/// The parameter that the result of an operation counts as, for what reads it, where the operation reads
+/// `parameters`: that of which it makes a view or a cast.
+pub(crate) fn shown(graph: &Graph, operation: &OperationIr, parameters: &[usize]) -> Option<usize> {
+    let [parameter] = parameters else {
+        return None;
+    };
+    let is_view = matches!(
+        operation,
+        OperationIr::BaseFloat(
+            BaseOperationIr::Reshape(_)
+                | BaseOperationIr::SwapDims(_)
+                | BaseOperationIr::Permute(_)
+                | BaseOperationIr::Expand(_)
+                | BaseOperationIr::Slice(_)
+                | BaseOperationIr::Cast(_)
+        )
+    );
+    let stands_for_it =
+        is_view || graph.hook_of(operation).is_some() || graph.noted_cast(operation).is_some();
+    stands_for_it.then_some(*parameter)
 }
 
 /// The tensors of zeros and ones that are drawn.

@@ -22,7 +22,6 @@ mod backward;
 mod base;
 mod contract;
 mod float;
-mod gradients;
 mod int;
 mod module;
 mod numeric;

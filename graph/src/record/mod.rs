@@ -41,7 +41,6 @@ pub struct Recording<O> {
     pub(crate) backward: Option<Backward>,
 }
 
-/// The gradient of each parameter that could have one; `None` where it has none.
 /// A parameter or an input that has a gradient.
 #[derive(Debug, Clone)]
 pub(crate) struct Leaf {
@@ -51,6 +50,7 @@ pub(crate) struct Leaf {
     pub(crate) elements: usize,
 }
 
+/// The gradient of each that could have one; `None` where it has none.
 type Gradients = Vec<(Leaf, Option<TensorId>)>;
 
 /// A recorded backward pass of a sum over all results.
@@ -60,7 +60,6 @@ pub(crate) struct Backward {
     pub(crate) operations: Vec<OperationIr>,
     /// The weighted sum over all results.
     pub(crate) total: TensorId,
-    /// The gradient of each parameter and input that could have one; `None` where it has none.
     pub(crate) gradients: Gradients,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) constants: HashMap<TensorId, TensorData>,

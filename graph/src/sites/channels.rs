@@ -1,11 +1,11 @@
-//! Which axis of a weight is that of the output channels, from how it is multiplied.
+//! How a weight is read: which of its axes is that of the output channels, and whether it is a table, too.
 
 use burn::backend::ir::{
     BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId,
 };
 
 use super::{Place, SiteUse};
-use crate::{Graph, Parameter, Role};
+use crate::{Graph, Node, Parameter, Role};
 
 impl Graph {
     /// The axis of the output channels of a weight, as it lies in its parameter; `None` where
@@ -90,6 +90,24 @@ impl Graph {
             _ => return None,
         };
         self.viewed(input, axis)
+    }
+}
+
+impl<'a> Node<'a> {
+    /// [`Graph::viewed`] of the operand of this position.
+    pub fn viewed(&self, operand: usize, axis: usize) -> Option<(&'a Parameter, usize)> {
+        let tensor = self.operation().inputs().nth(operand)?;
+        self.graph().viewed(tensor.id, axis)
+    }
+
+    /// Whether a parameter that it reads is one that the forward pass also [looks up](Self::looks_up), as
+    /// the table of an embedding is.
+    pub fn reads_table(&self) -> bool {
+        self.graph().nodes().any(|node| {
+            let mut tables = node.parameters();
+            let is_read = |id: TensorId| self.parameters().any(|one| one.tensor == id);
+            node.looks_up() && tables.any(|table| is_read(table.tensor))
+        })
     }
 }
 

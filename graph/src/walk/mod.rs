@@ -12,6 +12,7 @@ mod rows;
 mod sample;
 mod script;
 mod step;
+mod users;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -172,24 +173,6 @@ impl<O: Tensors> Walk<O> {
         let nodes = 0..script.graph.operations.len();
         nodes
             .filter_map(|node| product::product(script, node))
-            .collect()
-    }
-
-    /// Weights that several products read, with the operations: what is replaced at the first is
-    /// replaced at all. One weight may have several paths, where modules hold clones of it.
-    pub fn shared_weights(&self) -> Vec<(String, Vec<usize>)> {
-        let mut readers: Vec<(Product, Vec<usize>)> = Vec::new();
-        for product in self.products() {
-            let id = product.parameter.id;
-            match readers.iter_mut().find(|(one, _)| one.parameter.id == id) {
-                Some((_, nodes)) => nodes.push(product.node),
-                None => readers.push((product.clone(), vec![product.node])),
-            }
-        }
-        readers.retain(|(_, nodes)| nodes.len() > 1);
-        let named = readers.into_iter();
-        named
-            .map(|(product, nodes)| (product.parameter.path, nodes))
             .collect()
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{Decoded, part, sum};
 use crate::blocks::{Filled, Packed};
 use crate::drive::{HEIGHT, Right};
+use crate::elementwise;
 use crate::layout::{Lines, WIDTH, apart};
 use crate::simd::Simd;
 
@@ -114,8 +115,8 @@ where
     }
 
     fn totals(&self, row: &[f32], into: &mut Vec<f32>) {
-        let sum = |terms: &[f32]| terms.iter().sum();
-        self.blocks.totals(&row[..self.of.0], sum, into);
+        self.blocks
+            .totals(&row[..self.of.0], elementwise::sum, into);
     }
 
     #[inline(always)]

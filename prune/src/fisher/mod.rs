@@ -128,7 +128,7 @@ pub struct FisherReport {
     #[serde(default)]
     pub sketch: Option<SketchReport>,
     /// Mean loss over the examples.
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub loss: f64,
     /// Rows that came from a backward pass over many examples; the others had one each.
     pub batched_rows: usize,

@@ -3,7 +3,6 @@
 mod bar;
 pub(crate) mod bits;
 pub(crate) mod files;
-pub(crate) mod not_finite;
 mod read;
 
 pub(crate) use bar::bar;

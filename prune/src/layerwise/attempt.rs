@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Tensor};
-use burn_lean_graph::{GraphError, Pass, Step, Tensors, Walk};
+use burn_lean_graph::{GraphError, Node, Pass, Step, Tensors, Walk};
 use burn_lean_layerwise::{
     Gram, LayerProblem, LayerwiseError, ProblemConfig, Pull, Support, back_solve, masked, solve,
 };
@@ -80,12 +80,15 @@ impl Setting<'_> {
         let mut layers = Vec::new();
         let mut replaced = HashSet::new();
         let (mut recalibrated, mut dead) = (0, 0);
-        let mut differs = self.mask_what_no_product_reads(&mut walk, &stops, &mut replaced)?;
+        let masked_from = self.mask_what_is_not_fitted(&mut walk, &stops, &mut replaced)?;
+        let mut differs = false;
         while let Some(mut step) = walk
             .advance(|node| stops.contains_key(&node.index()))
             .map_err(failed)?
         {
-            match &stops[&step.node().index()] {
+            let at = step.node().index();
+            differs |= masked_from.is_some_and(|first| first < at);
+            match &stops[&at] {
                 Stop::Norm(paths) => {
                     if self.recalibrate(&mut step, paths)? {
                         recalibrated += 1;
@@ -96,7 +99,7 @@ impl Setting<'_> {
                     let layer = self.layer(&mut step, site, candidate, differs)?;
                     self.write_kept(site, &layer.kept, &mut kept);
                     let is_fitted = layer.report.refitted == Refitted::Fitted;
-                    if is_fitted || layer.kept.contains(&false) {
+                    if !site.is_shared && (is_fitted || layer.kept.contains(&false)) {
                         self.replace(&mut step, site, &layer)?;
                         replaced.insert(site.product.parameter.path.clone());
                         replaced.extend(site.bias.clone());
@@ -156,14 +159,15 @@ impl Setting<'_> {
         })
     }
 
-    /// Puts zeros into the weights that are no product's, those of a transposed convolution for example:
-    /// layers are fitted behind them, and candidates judged with them. Whether there are any.
-    fn mask_what_no_product_reads<O: Tensors>(
+    /// Puts zeros into the weights that are no product's, those of a transposed convolution for example, and
+    /// into those that other operations read, too, maybe before the product does: layers are fitted behind
+    /// them, and candidates judged with them. The first operation that reads one.
+    fn mask_what_is_not_fitted<O: Tensors>(
         &self,
         walk: &mut Walk<O>,
         stops: &HashMap<usize, Stop>,
         replaced: &mut HashSet<String>,
-    ) -> Result<bool, PruneError> {
+    ) -> Result<Option<usize>, PruneError> {
         fn masked<const D: usize, O: Tensors>(
             walk: &mut Walk<O>,
             path: &str,
@@ -173,29 +177,37 @@ impl Setting<'_> {
             let mask = Tensor::<1, Bool>::from_data(kept, &weight.device());
             walk.replace(path, zero_pruned(weight, mask))
         }
-        let mut any = false;
+        let mut first: Option<usize> = None;
         for (at, layer) in self.selection.layout().layers().iter().enumerate() {
-            let is_fitted = |stop: &Stop| matches!(stop, Stop::Product(site) if site.layer == at);
-            let mut read = walk.graph().parameters().iter();
-            if stops.values().any(is_fitted) || !read.any(|one| one.path == layer.path) {
-                continue;
-            }
+            let is_fitted = |stop: &Stop| match stop {
+                Stop::Product(site) => site.layer == at && !site.is_shared,
+                Stop::Norm(_) => false,
+            };
+            // Under the path that is read, maybe that of a copy.
+            let mut parameters = walk.graph().parameters().iter();
+            let read = parameters.find(|one| self.selection.layer_at(&one.path) == Some(at));
             let kept = &self.magnitude[layer.range()];
-            if !kept.contains(&false) {
+            let Some(read) = read.filter(|_| kept.contains(&false)) else {
+                continue;
+            };
+            if stops.values().any(is_fitted) {
                 continue;
             }
+            let path = read.path.clone();
+            let reads = |node: Node<'_>| node.parameters().any(|one| one.id == read.id);
+            let reader = walk.graph().nodes().position(reads);
+            first = first.into_iter().chain(reader).min();
             let done = match layer.shape.len() {
-                1 => masked::<1, O>(walk, &layer.path, kept),
-                2 => masked::<2, O>(walk, &layer.path, kept),
-                3 => masked::<3, O>(walk, &layer.path, kept),
-                4 => masked::<4, O>(walk, &layer.path, kept),
-                _ => masked::<5, O>(walk, &layer.path, kept),
+                1 => masked::<1, O>(walk, &path, kept),
+                2 => masked::<2, O>(walk, &path, kept),
+                3 => masked::<3, O>(walk, &path, kept),
+                4 => masked::<4, O>(walk, &path, kept),
+                _ => masked::<5, O>(walk, &path, kept),
             };
             done.map_err(failed)?;
-            replaced.insert(layer.path.clone());
-            any = true;
+            replaced.insert(path);
         }
-        Ok(any)
+        Ok(first)
     }
 
     /// The weights of a layer by a candidate.

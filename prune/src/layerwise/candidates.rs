@@ -43,10 +43,10 @@ pub struct JudgedCandidate {
     /// Mean divergence of the outputs from those of the dense network, over all places but the last axis,
     /// along which [`Outputs`](crate::layerwise::Outputs) says what it is: of the softmax (Kullback–Leibler, nats), or half the squared
     /// distance.
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub divergence: f64,
     /// Standard error of it.
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub standard_error: f64,
     /// Fraction of places of the first output where the largest is another one than the dense network's.
     pub disagreement: f64,

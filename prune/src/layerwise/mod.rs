@@ -75,6 +75,7 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 /// Every model that can be recorded ([`Walk`](burn_lean_graph::Walk)) will do. [`PrunerConfig`](crate::PrunerConfig) prunes
 /// the others, from the gradients of a loss (CHITA); it also knows groups and budgets of operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Pruner {
     /// How many weights remain.
     pub budget: Budget,

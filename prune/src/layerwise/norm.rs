@@ -9,7 +9,6 @@ use burn_lean_graph::{Graph, GraphError, Node, Pass, Step, Tensors};
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::failed;
-use crate::layerwise::stops::is_read_once;
 
 /// Values that are summed in F32.
 const PART: usize = 1024;
@@ -43,7 +42,7 @@ pub(crate) fn still(graph: &Graph, is_pruned: impl Fn(&str) -> bool) -> HashSet<
     let mut changed: HashSet<TensorId> = pruned.map(|one| one.tensor).collect();
     let read_once = |path: &String| {
         let mut found = graph.parameters().iter().filter(|one| one.path == *path);
-        found.all(|one| is_read_once(graph, one.id))
+        found.all(|one| graph.users(one.id).count() == 1)
     };
     let mut still = HashSet::new();
     for node in graph.nodes() {

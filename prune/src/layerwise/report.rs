@@ -36,7 +36,7 @@ pub struct LayerwiseReport {
     pub can_tell: bool,
     /// The divergence of a network with one answer for everything, the mean of the dense network's. A pruned
     /// one that has no less has lost what the dense one knew.
-    #[serde(default, with = "crate::host::not_finite")]
+    #[serde(default, with = "burn_lean_reparam::json::float")]
     pub constant_divergence: f64,
     /// Examples that layers were fitted to.
     pub calibration_examples: usize,

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use burn::backend::ir::{
     FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorIr,
 };
-use burn::module::ParamId;
 use burn_lean_graph::{Graph, Node, Parameter, Product, Residual, Tensors, Walk};
 
 use crate::layerwise::norm;
@@ -30,7 +29,7 @@ pub(crate) struct Site {
     pub(crate) bias: Option<String>,
     /// A BatchNorm whose statistics are measured anew follows, and nothing else reads the outputs.
     pub(crate) is_normalized: bool,
-    /// Several operations read the weight.
+    /// Several operations read the weight, a lookup among them say.
     pub(crate) is_shared: bool,
     /// What is added to its outputs.
     pub(crate) residual: Option<Residual>,
@@ -91,7 +90,6 @@ pub(crate) fn stops<O: Tensors>(
             stops.insert(node.index(), Stop::Norm(paths));
         }
     }
-    let shared = walk.shared_weights();
     let mut seen = Vec::new();
     for product in walk.products() {
         let path = &product.parameter.path;
@@ -106,9 +104,7 @@ pub(crate) fn stops<O: Tensors>(
         let node = &nodes[product.node];
         let readers: Vec<Node<'_>> = node.readers().collect();
         let is_normalized = matches!(&readers[..], [one] if stops.contains_key(&one.index()));
-        let is_shared = shared
-            .iter()
-            .any(|(_, nodes)| nodes.contains(&product.node));
+        let is_shared = graph.users(product.parameter.id).count() > 1;
         let site = Site {
             bias: bias(graph, &product),
             layer,
@@ -149,7 +145,8 @@ pub(crate) fn bias(graph: &Graph, product: &Product) -> Option<String> {
             only.parameters().find(|one| is_bias(one))
         }
     }?;
-    (is_bias(parameter) && is_read_once(graph, parameter.id)).then(|| parameter.path.clone())
+    let is_read_once = graph.users(parameter.id).count() == 1;
+    (is_bias(parameter) && is_read_once).then(|| parameter.path.clone())
 }
 
 /// Whether `reader` adds a tensor to the outputs of a product at `node` that has as many numbers as there are
@@ -174,11 +171,4 @@ fn adds_to_each_output(node: &Node<'_>, reader: &Node<'_>, product: &Product) ->
     };
     let expected = |at: usize| if Some(at) == axis { product.outputs } else { 1 };
     axis.is_some_and(|axis| axis < rank) && (0..rank).all(|at| added[at] == expected(at))
-}
-
-/// Whether a single operation reads a parameter, through views, wherever in the model it is.
-pub(crate) fn is_read_once(graph: &Graph, id: ParamId) -> bool {
-    let reads = graph.nodes().filter(|node| !node.is_view());
-    let readers = reads.filter(|node| node.parameters().any(|one| one.id == id));
-    readers.count() == 1
 }

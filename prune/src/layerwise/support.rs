@@ -1,6 +1,6 @@
 //! Which weights of a layer stay.
 
-use burn_lean_layerwise::{Method, SearchConfig};
+use burn_lean_layerwise::Method;
 use serde::{Deserialize, Serialize};
 
 /// How the weights of a layer that stay are chosen.
@@ -18,8 +18,7 @@ pub enum SupportMethod {
     /// Optimal brain surgeon, one weight after the other.
     Obs,
     /// The best of those and of a splitting ([ALPS](https://arxiv.org/abs/2406.07831)) as a start, then
-    /// exchanges and splicing; of large layers the splitting alone
-    /// ([`max_operations`](SearchConfig::max_operations)).
+    /// exchanges and splicing; of large layers the splitting alone.
     BestSubset,
 }
 
@@ -30,7 +29,7 @@ impl SupportMethod {
             Self::Wanda => Method::Wanda,
             Self::SparseGpt => Method::SparseGpt { block: 128 },
             Self::Obs => Method::Obs,
-            Self::BestSubset => Method::BestSubset(SearchConfig::new()),
+            Self::BestSubset => Method::BestSubset,
         }
     }
 }

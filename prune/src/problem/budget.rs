@@ -13,7 +13,7 @@ use crate::model::layout::Layout;
 /// A sparsity s of p weights keeps k = ⌊(1 − s)·p⌋, computed in F64 as the published code does:
 /// at 0.9 of 32,360 weights that is 3,235, since 1 − 0.9 is a little below 0.1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Budget {
     /// This sparsity over all prunable weights together.
@@ -22,8 +22,7 @@ pub enum Budget {
     Keep(usize),
     /// This sparsity in each parameter.
     PerLayer(f64),
-    /// A sparsity for each parameter by its path; what is not named stays dense, but for groups
-    /// that reach into a parameter that is.
+    /// A sparsity for each parameter by its path; what is not named stays dense.
     PerLayerTargets(BTreeMap<String, f64>),
     /// At most this fraction of the dense floating-point operations.
     Flops {

@@ -13,7 +13,7 @@ use crate::model::checks::accept;
 use crate::model::layout::Layout;
 use crate::problem::budget::{Budget, Pool};
 use crate::problem::sparsity::SparsityPattern;
-use knapsack::{Across, Unit, better, take, within_operations};
+use knapsack::{Unit, better, take, within_operations};
 
 /// The supports that a pattern and a budget allow.
 #[derive(Debug, Clone)]
@@ -21,8 +21,6 @@ pub(crate) struct Feasible {
     parameters: usize,
     pools: Vec<Pool>,
     shape: Shape,
-    /// Groups with members in several pools, which count in each of them.
-    across: Across,
     operations: Option<Operations>,
 }
 
@@ -65,7 +63,6 @@ impl Feasible {
         let pools = budget.pools(layout)?;
         let blocks = pattern.blocks(layout)?;
         let groups = pattern.groups(layout)?;
-        let across = across(&groups, &pools);
         let shape = match pattern {
             SparsityPattern::Unstructured => Shape::Unstructured,
             SparsityPattern::NM { n, m } => Shape::Blocks {
@@ -91,7 +88,6 @@ impl Feasible {
             parameters,
             pools,
             shape,
-            across,
             operations,
         };
         feasible.hold_groups(layout)?;
@@ -99,26 +95,21 @@ impl Feasible {
     }
 
     /// Refuses a budget that leaves a layer less than its smallest group: nothing of it would be kept.
-    /// Layers that have parts of groups alone depend on the other layers.
     fn hold_groups(&self, layout: &Layout) -> Result<(), PruneError> {
         let Shape::Groups { groups, .. } = &self.shape else {
             return Ok(());
         };
-        // Of each pool its smallest group, or part of one, and whether it has a whole one.
-        let mut smallest = vec![(usize::MAX, false); self.pools.len()];
-        for (id, group) in groups.iter().enumerate() {
+        // Of each pool its smallest group.
+        let mut smallest: Vec<Option<usize>> = vec![None; self.pools.len()];
+        for group in groups {
             let Some(first) = group.first() else { continue };
-            let whole = [(self.pool_of(*first) as u32, group.len() as u32)];
-            let parts = self.across.get(&(id as u32));
-            for (pool, weights) in parts.map_or(&whole[..], Vec::as_slice) {
-                let (least, is_whole) = &mut smallest[*pool as usize];
-                *least = (*least).min(*weights as usize);
-                *is_whole |= parts.is_none();
-            }
+            let least = smallest[self.pool_of(*first)].get_or_insert(group.len());
+            *least = (*least).min(group.len());
         }
-        for (pool, (least, is_whole)) in self.pools.iter().zip(smallest) {
+        for (pool, least) in self.pools.iter().zip(smallest) {
+            let beyond = least.filter(|least| pool.k < *least);
             let layer = layout.layers().iter().find(|l| l.range() == pool.range);
-            if let (true, Some(layer)) = (is_whole && pool.k < least, layer) {
+            if let (Some(least), Some(layer)) = (beyond, layer) {
                 return Err(PruneError::Infeasible {
                     reason: format!(
                         "it keeps {} weights of `{}`, whose smallest group has {least}",
@@ -237,7 +228,7 @@ impl Feasible {
             let priced = units.iter_mut().filter(free);
             priced.for_each(|unit| unit.score /= unit.cost);
         }
-        let mut chosen = take(&units, &self.shares(count), &self.across, 0.0);
+        let mut chosen = take(&units, &self.shares(count), 0.0);
         if chosen.is_empty() {
             // Groups of more weights than that.
             units.sort_unstable_by(|a, b| better(a, b, 0.0));
@@ -263,7 +254,7 @@ impl Feasible {
             cost: 0.0,
         };
         let units: Vec<Unit> = weights.iter().zip(scores).map(single).collect();
-        let chosen = take(&units, &self.shares(count), &Across::new(), 0.0);
+        let chosen = take(&units, &self.shares(count), 0.0);
         let mut chosen: Vec<usize> = chosen.iter().map(|unit| unit.id as usize).collect();
         chosen.sort_unstable();
         chosen
@@ -371,15 +362,6 @@ impl Feasible {
             && self.cost(enters) <= self.cost(leaves)
     }
 
-    /// Weights of one bucket can mostly be exchanged for each other: those of a block, or else of a
-    /// pool.
-    pub(crate) fn bucket(&self, index: usize) -> usize {
-        match &self.shape {
-            Shape::Blocks { of, .. } => of[index] as usize,
-            _ => self.pool_of(index),
-        }
-    }
-
     /// Moves an exchanged weight in `occupancy`.
     pub(crate) fn record_exchange(&self, leaves: usize, enters: usize, occupancy: &mut [usize]) {
         if let Shape::Blocks { of, .. } = &self.shape {
@@ -401,10 +383,10 @@ impl Feasible {
             .map(|pool| expand(pool.k, expansion, pool.range.len()))
             .collect();
         let chosen = match &self.operations {
-            None => take(&units, &caps, &self.across, 0.0),
+            None => take(&units, &caps, 0.0),
             Some(operations) => {
                 let bound = (operations.bound * expansion).min(operations.dense);
-                within_operations(&units, &caps, &self.across, bound)
+                within_operations(&units, &caps, bound)
             }
         };
         chosen.iter().map(|unit| unit.id).collect()
@@ -468,40 +450,16 @@ impl Feasible {
     }
 
     fn pool_of(&self, index: usize) -> usize {
-        pool_of(&self.pools, index)
+        match self.pools.len() {
+            1 => 0,
+            _ => self.pools.partition_point(|pool| pool.range.end <= index),
+        }
     }
 
     fn cost(&self, index: usize) -> f64 {
         let cost = |operations: &Operations| f64::from(operations.cost[index]);
         self.operations.as_ref().map_or(0.0, cost)
     }
-}
-
-fn pool_of(pools: &[Pool], index: usize) -> usize {
-    match pools.len() {
-        1 => 0,
-        _ => pools.partition_point(|pool| pool.range.end <= index),
-    }
-}
-
-/// The groups with members in several pools: how many in each.
-fn across(groups: &[Vec<usize>], pools: &[Pool]) -> Across {
-    let mut across = Across::new();
-    for (id, group) in groups.iter().enumerate() {
-        let mut parts: Vec<(u32, u32)> = Vec::new();
-        // Members ascend, and so do the pools.
-        for index in group {
-            let pool = pool_of(pools, *index) as u32;
-            match parts.last_mut() {
-                Some((last, count)) if *last == pool => *count += 1,
-                _ => parts.push((pool, 1)),
-            }
-        }
-        if parts.len() > 1 {
-            across.insert(id as u32, parts);
-        }
-    }
-    across
 }
 
 /// `count` times `expansion`, but not above `limit`.

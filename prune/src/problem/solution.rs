@@ -107,6 +107,4 @@ pub enum Step {
     CodeDescent,
     /// The best scales for the codes.
     Scales,
-    /// Exchange of kept against pruned weights on a grid.
-    CodeExchange,
 }

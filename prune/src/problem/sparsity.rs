@@ -44,9 +44,6 @@ pub enum Groups {
     Inputs,
     /// Attention heads: the output features of a projection in this many equal slices.
     Heads(usize),
-    /// Any sets of indices of the flat vector; what is in none of them is a group of its own. A
-    /// set with weights of several parameters counts in each of them where the budget does.
-    Custom(Vec<Vec<usize>>),
 }
 
 impl SparsityPattern {
@@ -86,15 +83,11 @@ impl SparsityPattern {
     ///
     /// # Errors
     ///
-    /// [`PruneError::PatternDoesNotDivide`] where heads do not divide the output features,
-    /// [`PruneError::InvalidConfig`] where custom groups overlap or point outside.
+    /// [`PruneError::PatternDoesNotDivide`] where heads do not divide the output features.
     pub fn groups(&self, layout: &Layout) -> Result<Vec<Vec<usize>>, PruneError> {
         let Self::Groups(groups) = self else {
             return Ok(Vec::new());
         };
-        if let Groups::Custom(custom) = groups {
-            return complete(custom, layout.len());
-        }
         let mut all = Vec::new();
         for layer in layout.layers() {
             let (axis, width) = match groups {
@@ -107,7 +100,7 @@ impl SparsityPattern {
                     }
                     (layer.output_axis(), size / heads)
                 }
-                _ => (layer.output_axis(), 1),
+                Groups::Outputs => (layer.output_axis(), 1),
             };
             match axis {
                 Some(axis) => all.extend(
@@ -140,7 +133,6 @@ impl fmt::Display for SparsityPattern {
             Self::Groups(Groups::Outputs) => f.write_str("outputs"),
             Self::Groups(Groups::Inputs) => f.write_str("inputs"),
             Self::Groups(Groups::Heads(heads)) => write!(f, "{heads} heads"),
-            Self::Groups(Groups::Custom(groups)) => write!(f, "{} groups", groups.len()),
         }
     }
 }
@@ -159,32 +151,4 @@ impl FromStr for SparsityPattern {
         })?;
         Ok(Self::NM { n, m })
     }
-}
-
-/// Custom groups, sorted, with a group for each index that is in none of them.
-fn complete(custom: &[Vec<usize>], parameters: usize) -> Result<Vec<Vec<usize>>, PruneError> {
-    let mut taken = vec![false; parameters];
-    let mut groups = Vec::with_capacity(custom.len());
-    for group in custom {
-        let mut group = group.clone();
-        group.sort_unstable();
-        for index in &group {
-            match taken.get_mut(*index) {
-                Some(taken) if !*taken => *taken = true,
-                _ => {
-                    return Err(PruneError::InvalidConfig {
-                        field: "groups",
-                        value: format!("index {index}"),
-                        expected: "disjoint groups of indices below the number of weights",
-                    });
-                }
-            }
-        }
-        if !group.is_empty() {
-            groups.push(group);
-        }
-    }
-    let single = taken.iter().enumerate().filter(|(_, taken)| !**taken);
-    groups.extend(single.map(|(index, _)| vec![index]));
-    Ok(groups)
 }

@@ -65,13 +65,13 @@ use crate::{
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_prune::{Budget, FisherConfig, GradualConfig, PrunerConfig, Schedule, SolverConfig};
+/// use burn_lean_prune::{Budget, FisherConfig, GradualConfig, PrunerConfig, SparsitySchedule, SolverConfig};
 ///
 /// let device = Device::flex();
 /// let solver = SolverConfig::new(Budget::Sparsity(0.75));
 /// let pruner = PrunerConfig::new(solver, FisherConfig::new(4))
 ///     .with_stages(2)
-///     .with_schedule(Schedule::Linear { base: 0.5 });
+///     .with_schedule(SparsitySchedule::Linear { base: 0.5 });
 /// let mut epochs = Vec::new();
 /// let pruned = GradualConfig::new(pruner, 1, 2).prune(
 ///     LinearConfig::new(8, 4).init(&device.clone().autodiff()),

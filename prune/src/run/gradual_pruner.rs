@@ -12,7 +12,7 @@ use crate::run::stage_store::StageStore;
 use crate::run::start::checksum;
 use crate::run::training::{Rates, StageTraining};
 use crate::{
-    Budget, Masks, PruneError, Pruner, Schedule, Selection,
+    Budget, Masks, PruneError, Pruner, Selection, SparsitySchedule,
     layerwise::{Candidate, LayerwiseReport},
     run::Epoch,
 };
@@ -46,11 +46,11 @@ use crate::{
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_lean_prune::{Budget, GradualPruner, Schedule};
+/// use burn_lean_prune::{Budget, GradualPruner, SparsitySchedule};
 ///
 /// let device = Device::flex();
 /// let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 2);
-/// gradual.schedule = Schedule::Linear { base: 0.5 };
+/// gradual.schedule = SparsitySchedule::Linear { base: 0.5 };
 /// let mut epochs = Vec::new();
 /// let pruned = gradual.prune(
 ///     LinearConfig::new(8, 4).init(&device.clone().autodiff()),
@@ -67,6 +67,7 @@ use crate::{
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GradualPruner {
     /// What prunes in a stage. Default: layer by layer. Of the embedded digits' MLP it was ahead of magnitude by
     /// 13 points at 0.98; where training mends what magnitude does, there at 0.9 and of MNIST's MLP, it was
@@ -80,7 +81,7 @@ pub struct GradualPruner {
     pub stages: usize,
     /// Which sparsity each stage prunes to. Default: polynomial from 0.5, or constant where a budget
     /// given as a sparsity is at most that.
-    pub schedule: Schedule,
+    pub schedule: SparsitySchedule,
     /// Epochs of training after every stage but the last.
     pub epochs: usize,
     /// Epochs of training after the last stage.
@@ -151,9 +152,9 @@ impl GradualPruner {
     pub fn new(budget: Budget, stages: usize, epochs: usize, last_epochs: usize) -> Self {
         let schedule = match &budget {
             Budget::Sparsity(sparsity) | Budget::PerLayer(sparsity) if *sparsity <= 0.5 => {
-                Schedule::Constant
+                SparsitySchedule::Constant
             }
-            _ => Schedule::Polynomial { base: 0.5 },
+            _ => SparsitySchedule::Polynomial { base: 0.5 },
         };
         Self {
             method: StageMethod::default(),
@@ -189,7 +190,7 @@ impl GradualPruner {
     /// - [`PruneError::Record`], [`PruneError::Io`], [`PruneError::StagesOfAnotherRun`]: of the
     ///   [`state`](Self::state).
     /// - [`PruneError::MasksLost`]: `train` returns a model without the masks.
-    /// - Whatever `train` returns, and as [`Pruner::prune`] and [`Schedule::targets`].
+    /// - Whatever `train` returns, and as [`Pruner::prune`] and [`SparsitySchedule::targets`].
     pub fn prune<M: Module, I: Tensors, O: Tensors, B: IntoIterator<Item = I>>(
         &self,
         model: M,

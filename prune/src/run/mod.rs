@@ -13,5 +13,5 @@ pub(crate) mod training;
 pub use gradual::GradualConfig;
 pub use gradual_pruner::{GradualPruned, GradualPruner, LayerwiseStage, StageMethod};
 pub use pruner::{Pruned, PrunerConfig, StageReport};
-pub use schedule::Schedule;
+pub use schedule::SparsitySchedule;
 pub use training::{Epoch, StageTraining};

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::run::start::Start;
 use crate::{
     Batch, DeadColumns, FisherConfig, Layout, Masks, PruneError, Ridge, RidgeChoice,
-    RunningStatistics, Schedule, Selection, SolverConfig,
+    RunningStatistics, Selection, SolverConfig, SparsitySchedule,
     fisher::FisherReport,
     problem::{Objective, Rounded, Termination},
     solver::JudgedRidge,
@@ -23,7 +23,7 @@ use crate::{
 ///
 /// One stage is CHITA: gradients of the dense model, one problem, one solution. Several stages are
 /// CHITA++: each takes fresh gradients at the weights that the one before left, which become the
-/// new w₀, and prunes a little further along the [`Schedule`].
+/// new w₀, and prunes a little further along the [`SparsitySchedule`].
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -54,8 +54,8 @@ pub struct PrunerConfig {
     #[config(default = 1)]
     pub stages: usize,
     /// Which sparsity each stage prunes to. Default: exponential from 0.1.
-    #[config(default = "Schedule::Exponential { base: 0.1 }")]
-    pub schedule: Schedule,
+    #[config(default = "SparsitySchedule::Exponential { base: 0.1 }")]
+    pub schedule: SparsitySchedule,
     /// How the ridge is chosen. Default: in every stage, a sweep that the loss on held-out examples
     /// judges.
     #[config(default = "RidgeChoice::sweep()")]
@@ -120,7 +120,7 @@ pub struct StageReport {
     /// The terms of it.
     pub terms: Objective,
     /// See [`Solution::relative_gap`](crate::Solution::relative_gap).
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub relative_gap: f64,
     /// The ridge that was used.
     pub ridge: Ridge,

@@ -21,15 +21,15 @@ use crate::model::checks::accept;
 /// is `[s]`. A first stage that prunes nothing is refused by [`PrunerConfig`](crate::PrunerConfig): b > 0.
 ///
 /// ```
-/// use burn_lean_prune::Schedule;
+/// use burn_lean_prune::SparsitySchedule;
 ///
-/// let targets = Schedule::Exponential { base: 0.0 }.targets(0.75, 3)?;
+/// let targets = SparsitySchedule::Exponential { base: 0.0 }.targets(0.75, 3)?;
 /// assert_eq!(targets, [0.0, 0.5, 0.75]);
 /// # Ok::<(), burn_lean_prune::PruneError>(())
 /// ```
 #[derive(Config, Debug, Copy, PartialEq)]
 #[non_exhaustive]
-pub enum Schedule {
+pub enum SparsitySchedule {
     /// Steps that halve: fast first, slow at the end.
     Exponential {
         /// Sparsity of the first stage, 0 ≤ base ≤ target.
@@ -49,7 +49,7 @@ pub enum Schedule {
     Constant,
 }
 
-impl Schedule {
+impl SparsitySchedule {
     /// The sparsity of each of `stages` stages; the last is `sparsity`.
     ///
     /// # Errors

@@ -1,14 +1,14 @@
 //! What each stage of a run may keep.
 
 use crate::model::checks::accept;
-use crate::{Budget, PruneError, Schedule, SparsityPattern};
+use crate::{Budget, PruneError, SparsityPattern, SparsitySchedule};
 
 /// Target and budget of each of `stages` stages, whose last has this budget and pattern over so many
 /// parameters.
 pub(crate) fn stage_budgets(
     budget: &Budget,
     pattern: &SparsityPattern,
-    (schedule, stages): (&Schedule, usize),
+    (schedule, stages): (&SparsitySchedule, usize),
     parameters: usize,
 ) -> Result<Vec<(f64, Budget)>, PruneError> {
     accept(stages > 0, "stages", stages, "at least 1")?;

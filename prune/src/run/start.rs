@@ -29,6 +29,7 @@ impl PrunerConfig {
         more: &[(&str, f64)],
     ) -> Result<Start, PruneError> {
         let selection = self.select(model)?;
+        self.check_flops(&selection)?;
         let budgets = stage_budgets(
             &self.solver.budget,
             &self.solver.pattern,
@@ -103,6 +104,22 @@ impl PrunerConfig {
         let selection = selection.with_flops(&counted);
         self.check_budgets(budgets, selection.layout())?;
         Ok(selection)
+    }
+
+    /// Refuses operations of parameters that the model lacks; those of parameters that are not pruned, which
+    /// [`flops`](crate::flops()) counts too, are let through.
+    fn check_flops(&self, selection: &Selection) -> Result<(), PruneError> {
+        let paths = selection.parameters().iter();
+        let paths: Vec<&str> = paths.map(|parameter| parameter.path.as_str()).collect();
+        let named = self.flops.iter().flatten();
+        let unknown = named.map(|(path, _)| path.as_str());
+        match unknown.filter(|path| !paths.contains(path)).min() {
+            Some(path) => Err(PruneError::UnknownLayer {
+                path: path.into(),
+                known: paths.join(", "),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn check_budgets(&self, budgets: &[(f64, Budget)], layout: &Layout) -> Result<(), PruneError> {

@@ -162,7 +162,7 @@ pub(crate) fn solve_within(
         return clock.finish(problem, weights, support, step, termination);
     };
     let start = (weights, support);
-    let on_grid = grid::on_grid(problem, feasible, grid, start, &dead, &mut clock)?;
+    let on_grid = grid::on_grid(problem, grid, start, &mut clock)?;
     let (weights, support) = (on_grid.weights, on_grid.support);
     let solution = clock.finish(problem, weights, support, Step::CodeDescent, termination)?;
     let objective = on_grid.terms.total();

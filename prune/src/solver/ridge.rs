@@ -27,6 +27,7 @@ pub enum RidgeChoice {
 
 /// One candidate of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Ridge {
     /// Ridge on the normalised Fisher, above 0.
     pub value: f64,
@@ -44,10 +45,10 @@ pub struct JudgedRidge {
     /// What the judge said of its solution, for example the loss on held-out batches; smaller is
     /// better. NaN loses against every number, and stands for a ridge that is too small for a
     /// solution: [`PruneError::NotPositiveDefinite`].
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub loss: f64,
     /// The objective of its solution, NaN without one; not comparable between ridges.
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub objective: f64,
 }
 

@@ -36,10 +36,10 @@ pub struct JudgedStatistics {
     /// Whether they are new.
     pub recomputed: bool,
     /// Loss with the statistics as they were.
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub kept_loss: f64,
     /// Loss with new ones.
-    #[serde(with = "crate::host::not_finite")]
+    #[serde(with = "burn_lean_reparam::json::float")]
     pub recomputed_loss: f64,
 }
 

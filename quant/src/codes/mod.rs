@@ -7,5 +7,4 @@ pub(crate) mod stored;
 pub(crate) mod weights;
 
 pub use quantized_tensor::QuantizedTensor;
-pub use storage::Storage;
 pub use weights::{quantized_weights, seen_weights};

@@ -19,6 +19,7 @@ use burn_lean_reparam::catch_quietly;
 
 use crate::codes::storage::on_host;
 use crate::codes::stored::Stored;
+use crate::fake::op::to_dtype;
 use crate::range::observer::read;
 use crate::{Dequantize, QuantizedTensor};
 
@@ -103,7 +104,7 @@ impl Product {
         let values = quantized.dequantize::<2>(&stored.device());
         Ok(Self {
             stored: stored.clone(),
-            values: values.map_err(|error| error.to_string())?.cast(dtype),
+            values: to_dtype(values.map_err(|error| error.to_string())?, dtype),
         })
     }
 
@@ -289,9 +290,7 @@ mod tests {
     fn what_is_no_linear_layer_has_no_such_product() {
         let device = Device::flex();
         let quantized = quantized();
-        let stored = quantized
-            .to_burn::<2>(&device, crate::Storage::Auto)
-            .unwrap();
+        let stored = quantized.to_burn::<2>(&device).unwrap();
         let of = |layer| Product::of(&stored, &quantized, (layer, FloatDType::F32));
         assert!(of("Struct:Linear").is_ok());
         let reason = of("Struct:Embedding").unwrap_err();
@@ -309,7 +308,7 @@ mod tests {
         let scheme = quantized.scheme().clone();
         let other =
             QuantizedTensor::new(codes, vec![96, 10], vec![0.01], vec![0.0], scheme).unwrap();
-        let stored = other.to_burn::<2>(&device, crate::Storage::Auto).unwrap();
+        let stored = other.to_burn::<2>(&device).unwrap();
         let held = Stored::Values(stored);
         let look = |asked| {
             let layer = (LINEAR, FloatDType::F32);

@@ -341,25 +341,3 @@ pub(crate) fn unpack(bytes: &[u8], bits: u8, signed: bool, count: usize) -> Opti
             .collect(),
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_code_of_every_width_survives_packing() {
-        for bits in 2..=8_u8 {
-            for signed in [false, true] {
-                let lowest = if signed { -(1 << (bits - 1)) } else { 0 };
-                // One more than a multiple of eight codes: the last byte is not full.
-                let codes: Vec<i32> = (0..(1 << bits) + 1)
-                    .map(|index| lowest + index % (1 << bits))
-                    .collect();
-                let bytes = bits::pack(codes.iter().map(|code| *code as u8), bits);
-                assert_eq!(bytes.len(), (codes.len() * bits as usize).div_ceil(8));
-                assert_eq!(unpack(&bytes, bits, signed, codes.len()), Some(codes));
-            }
-        }
-        assert_eq!(unpack(&[0, 0], 4, true, 5), None);
-    }
-}

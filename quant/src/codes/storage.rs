@@ -15,7 +15,6 @@ use burn::backend::{Backend, Dispatch};
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean_reparam::catch_quietly;
-use serde::{Deserialize, Serialize};
 
 use layout::{Levels, little_endian_words, swapped};
 
@@ -24,19 +23,6 @@ use crate::format::groups::Groups;
 use crate::{
     Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, Scheme, format::ScaleFormat,
 };
-
-/// Where the codes of a converted weight are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Storage {
-    /// What the device prefers, in the fewest bits it can hold.
-    #[default]
-    Auto,
-    /// One byte for each code (all that the CPU backends have).
-    Native,
-    /// Several codes in a 32-bit word (GPU backends).
-    PackedU32,
-}
 
 impl QuantizedTensor {
     /// As a quantized tensor of Burn on `device`, whose values are bit for bit those of
@@ -52,11 +38,7 @@ impl QuantizedTensor {
     /// or the device cannot: a dtype it lacks, a shape it cannot pack (a GPU needs an axis along
     /// which words of 32 bits hold codes of one scale each: for a convolution with a scale for each
     /// output channel, four input channels at 8 bits), or values that it gives back wrong.
-    pub fn to_burn<const D: usize>(
-        &self,
-        device: &Device,
-        storage: Storage,
-    ) -> Result<Tensor<D>, QuantError> {
+    pub fn to_burn<const D: usize>(&self, device: &Device) -> Result<Tensor<D>, QuantError> {
         let value = self.value_type()?;
         let levels = self.levels()?;
         let expected = self
@@ -65,7 +47,7 @@ impl QuantizedTensor {
             .map_err(QuantError::device)?;
         let mut refusals = Vec::new();
         for value in wider(value) {
-            let stores = stores(device, storage, value, self.shape());
+            let stores = stores(device, value, self.shape());
             if !on_host(device) && !stores.iter().any(is_packed) {
                 refusals.push(format!(
                     "no axis of {:?} is a multiple of the {} codes in a 32-bit word",
@@ -330,27 +312,17 @@ fn wider(value: QuantValue) -> Vec<QuantValue> {
 }
 
 /// Stores to try, best first.
-fn stores(
-    device: &Device,
-    storage: Storage,
-    value: QuantValue,
-    shape: &[usize],
-) -> Vec<QuantStore> {
-    let on_host = on_host(device);
-    let packed = || {
-        let per_word = 32 / value.size_bits();
-        let axes = (0..shape.len())
-            .filter(move |from_last| shape[shape.len() - 1 - from_last].is_multiple_of(per_word));
-        axes.map(QuantStore::PackedU32)
-    };
-    // Of the types below a byte, GPU backends have no native store.
-    let native = (on_host || value.size_bits() == 8).then_some(QuantStore::Native);
-    match storage {
-        _ if on_host => vec![QuantStore::Native],
-        Storage::Auto => packed().chain(native).collect(),
-        Storage::Native => native.into_iter().collect(),
-        Storage::PackedU32 => packed().collect(),
+fn stores(device: &Device, value: QuantValue, shape: &[usize]) -> Vec<QuantStore> {
+    if on_host(device) {
+        return vec![QuantStore::Native];
     }
+    let per_word = 32 / value.size_bits();
+    let packed = (0..shape.len())
+        .filter(|from_last| shape[shape.len() - 1 - from_last].is_multiple_of(per_word))
+        .map(QuantStore::PackedU32);
+    // Of the types below a byte, GPU backends have no native store.
+    let native = (value.size_bits() == 8).then_some(QuantStore::Native);
+    packed.chain(native).collect()
 }
 
 /// The default of a backend tells its kind: the CPU backends hold everything in bytes.

@@ -7,8 +7,9 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::fake::codes::from_numbers;
+use crate::fake::op::to_dtype;
 use crate::range::observer::read;
-use crate::{FakeQuantize, NumberFormat, QuantError, QuantizedTensor, Scheme, Storage};
+use crate::{FakeQuantize, NumberFormat, QuantError, QuantizedTensor, Scheme};
 
 /// A quantized tensor of Burn.
 pub(crate) enum Stored<const D: usize> {
@@ -27,12 +28,8 @@ pub(crate) enum NotStored {
 
 impl QuantizedTensor {
     /// As a quantized tensor of Burn, of the values if Burn's blocks hold their scales.
-    pub(crate) fn store<const D: usize>(
-        &self,
-        device: &Device,
-        storage: Storage,
-    ) -> Result<Stored<D>, NotStored> {
-        let error = match self.to_burn::<D>(device, storage) {
+    pub(crate) fn store<const D: usize>(&self, device: &Device) -> Result<Stored<D>, NotStored> {
+        let error = match self.to_burn::<D>(device) {
             Ok(values) => return Ok(Stored::Values(values)),
             Err(error) => error,
         };
@@ -45,7 +42,7 @@ impl QuantizedTensor {
             return Err(NotStored::NoSmaller(reason.clone()));
         }
         let codes = self.as_codes().map_err(NotStored::Error)?;
-        let codes = codes.to_burn::<D>(device, storage);
+        let codes = codes.to_burn::<D>(device);
         codes.map(Stored::Codes).map_err(NotStored::Error)
     }
 
@@ -110,6 +107,6 @@ impl FakeQuantize {
             }
             None => numbers(stored),
         };
-        values.cast(self.dtype())
+        to_dtype(values, self.dtype())
     }
 }

@@ -90,6 +90,9 @@ pub struct ActivationMismatch {
 
 /// What [`ConvertConfig::convert`](crate::ConvertConfig::convert) did.
 ///
+/// In Burn nothing is computed in integers: a converted model multiplies floats, as fast as the float model or, where it
+/// rounds activations on the way, somewhat slower ([`Activations`](crate::Activations)).
+///
 /// Prints as a table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConversionReport {
@@ -279,6 +282,13 @@ impl fmt::Display for ConversionReport {
             self.float_bytes().to_string(),
         ]);
         writeln!(f, "{table}")?;
+        if self.weights.iter().any(|weight| weight.rounds_activations) {
+            writeln!(
+                f,
+                "in Burn it computes with floats and rounds activations on the way, somewhat slower than FP32: \
+                 `EngineConfig` of `deploy` computes in integers, `Activations::Float` leaves activations alone"
+            )?;
+        }
         for weight in &self.weights {
             if let Outcome::KeptFakeQuantized { reason } = &weight.outcome {
                 writeln!(f, "`{}` stays fake-quantized: {reason}", weight.path)?;

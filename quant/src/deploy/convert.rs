@@ -17,11 +17,12 @@ use crate::codes::product::in_product;
 use crate::codes::stored::{NotStored, Stored};
 use crate::codes::weights::QuantizedWeight;
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
+use crate::fake::op::to_dtype;
 use crate::model::called::uncalled;
 use crate::model::unobserved::{Activations, Unobserved, leave_float, rounding, without_range};
 use crate::module::effective::Effective;
 use crate::module::walk::{map_quantizers, quantizers};
-use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, Storage, WeightQuantizer};
+use crate::{Dequantize, QuantError, QuantParams, QuantizedTensor, Site, WeightQuantizer};
 
 /// What to do with a weight that Burn, or the device, cannot hold quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -38,17 +39,13 @@ pub enum Unsupported {
 /// How [`convert`](ConvertConfig::convert) converts.
 ///
 /// ```
-/// use burn_lean_quant::{ConvertConfig, Dequantize, Storage};
+/// use burn_lean_quant::{ConvertConfig, Dequantize};
 ///
 /// let config = ConvertConfig::new();
-/// assert_eq!(config.storage, Storage::Auto);
 /// assert_eq!(config.dequantize, Dequantize::Once);
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct ConvertConfig {
-    /// Where the codes are kept. Default: what the device prefers.
-    #[config(default = "Storage::Auto")]
-    pub storage: Storage,
     /// What to do with weights that cannot be converted. Default: refuse.
     #[config(default = "Unsupported::Refuse")]
     pub unsupported: Unsupported,
@@ -283,7 +280,7 @@ impl Converter<'_> {
         let quantized = weight.quantize(base.clone(), self.effective)?;
         report.packed_bytes = quantized.packed_bytes();
         let device = base.device();
-        let stored = quantized.store::<D>(&device, self.config.storage);
+        let stored = quantized.store::<D>(&device);
         let keep = self.config.unsupported == Unsupported::KeepFakeQuantized;
         let kept = match stored {
             Ok(stored) => Ok(stored),
@@ -336,7 +333,8 @@ impl Converter<'_> {
                     true => (base, outcome),
                     false => {
                         self.exact.insert(path, quantized.qparams(&device));
-                        (quantized.dequantize::<D>(&device)?.cast(dtype), outcome)
+                        let values = quantized.dequantize::<D>(&device)?;
+                        (to_dtype(values, dtype), outcome)
                     }
                 }
             }

@@ -253,7 +253,20 @@ impl<'a, B: Backend> Operands<'a, B> {
 
     fn dequantize(&self, number: FloatTensor<B>) -> FloatTensor<B> {
         let y = B::float_mul(self.without_zero_point(number), self.scale.clone());
+        let y = match self.rule.limit {
+            Some(limit) => self.limit_finite(y, limit),
+            None => y,
+        };
         B::float_reshape(y, self.shape.clone())
+    }
+
+    /// What is finite, within the limit on both sides.
+    fn limit_finite(&self, y: FloatTensor<B>, limit: f32) -> FloatTensor<B> {
+        let size = B::float_abs(y.clone());
+        let is_finite = B::float_lower_equal_elem(size.clone(), f32::MAX.into(), self.bool_dtype);
+        let beyond = B::float_greater_elem(size, limit.into(), self.bool_dtype);
+        let limited = self.clamp_to(y.clone(), -limit, limit);
+        B::float_mask_where(y, B::bool_and(beyond, is_finite), limited)
     }
 }
 

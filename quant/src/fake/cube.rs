@@ -110,7 +110,9 @@ fn quantize(
         launch.strides,
         min,
         max,
+        rule.limit.unwrap_or(f32::MAX),
         launch.floats,
+        rule.limit.is_some(),
         masked,
         dtype_to_storage_type(truth),
     );
@@ -203,6 +205,12 @@ fn clamp_number(number: f32, min: f32, max: f32) -> f32 {
     select(number.is_nan(), number, clamped)
 }
 
+/// A finite number, within the limit on both sides.
+#[cube]
+fn limit_finite(number: f32, limit: f32) -> f32 {
+    select(number.is_inf(), number, clamp_number(number, -limit, limit))
+}
+
 /// The nearest number of the grid continued beyond its bounds, plus the zero point.
 #[cube]
 fn nearest(scaled: f32, zero_point: f32, max: f32, #[comptime] floats: Option<Floats>) -> f32 {
@@ -244,7 +252,9 @@ fn quantize_dequantize<B: Int>(
     strides: Sequence<usize>,
     min: f32,
     max: f32,
+    limit: f32,
     #[comptime] floats: Option<Floats>,
+    #[comptime] limited: bool,
     #[comptime] masked: bool,
     #[define(B)] _truth: ElemType,
 ) {
@@ -255,7 +265,13 @@ fn quantize_dequantize<B: Int>(
     let (scale, zero_point) = (scale[group], zero_point[group]);
     let number = nearest(x[ABSOLUTE_POS] * inverse[group], zero_point, max, floats);
     let clamped = clamp_number(number, min, max);
-    y[ABSOLUTE_POS] = without_zero_point(clamped, zero_point, floats) * scale;
+    let value = without_zero_point(clamped, zero_point, floats) * scale;
+    let value = if comptime!(limited) {
+        limit_finite(value, limit)
+    } else {
+        value
+    };
+    y[ABSOLUTE_POS] = value;
     if comptime!(masked) {
         let inside = number >= min && number <= max;
         clipped[ABSOLUTE_POS] = select(inside, B::from_int(0), B::from_int(1));

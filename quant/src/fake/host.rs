@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use crate::fake::Clip;
-use crate::fake::kernel::Wanted;
+use crate::fake::kernel::{Rule, Wanted};
 use crate::format::groups::{Counts, Groups, Run};
 use crate::format::number_format::Grid;
 use crate::format::step::{Integers, Round, Step};
@@ -19,13 +19,15 @@ pub(crate) struct Steps {
     inverse: Vec<f32>,
     low: Vec<f32>,
     high: Vec<f32>,
+    limit: Option<f32>,
 }
 
 impl Steps {
-    pub(crate) fn new(grid: Grid, scale: &[f32], zero_point: &[f32]) -> Self {
-        let (min, max) = grid.bounds();
+    pub(crate) fn new(rule: &Rule, scale: &[f32], zero_point: &[f32]) -> Self {
+        let (min, max) = rule.grid.bounds();
         Self {
-            grid,
+            grid: rule.grid,
+            limit: rule.limit,
             scale: scale.to_vec(),
             inverse: scale.iter().map(|scale| 1.0 / scale).collect(),
             low: zero_point.iter().map(|zero| min - zero).collect(),
@@ -65,6 +67,20 @@ impl Steps {
             Grid::Int { .. } => self.quantize_to(Integers, x, runs),
             Grid::Float { floats, .. } => self.quantize_to(floats, x, runs),
         }
+        self.limit_finite(x);
+    }
+
+    /// Puts finite results within the limit, where there is one and a group has numbers beyond it.
+    fn limit_finite(&self, y: &mut [f32]) {
+        let Some(limit) = self.limit else { return };
+        let bounds = self.low.iter().zip(&self.high);
+        let mut groups = self.scale.iter().zip(bounds);
+        let is_beyond = |y: f32| y.abs() > limit;
+        if groups.any(|(scale, (low, high))| is_beyond(low * scale) || is_beyond(high * scale)) {
+            for y in y.iter_mut().filter(|y| is_beyond(**y) && y.is_finite()) {
+                *y = limit.copysign(*y);
+            }
+        }
     }
 
     fn quantize_to(&self, numbers: impl Round, x: &mut [f32], runs: &[Run]) {
@@ -94,10 +110,12 @@ impl Steps {
 
     /// As [`quantize`](Self::quantize), with where `x` was clipped.
     pub(crate) fn quantize_masked(&self, x: &[f32], runs: &[Run]) -> (Vec<f32>, Vec<bool>) {
-        match self.grid {
+        let (mut y, clipped) = match self.grid {
             Grid::Int { .. } => self.quantize_masked_to(Integers, x, runs),
             Grid::Float { floats, .. } => self.quantize_masked_to(floats, x, runs),
-        }
+        };
+        self.limit_finite(&mut y);
+        (y, clipped)
     }
 
     fn quantize_masked_to(

@@ -31,7 +31,7 @@ fn tensor<B: Backend>(values: Vec<f32>, shape: Shape, device: &B::Device) -> Flo
 
 fn steps<B: InMemory>(scale: &FloatTensor<B>, zero_point: &FloatTensor<B>, rule: &Rule) -> Steps {
     B::with_slice(scale, |scale| {
-        B::with_slice(zero_point, |zero| Steps::new(rule.grid, scale, zero))
+        B::with_slice(zero_point, |zero| Steps::new(rule, scale, zero))
     })
 }
 

@@ -13,6 +13,9 @@ use crate::format::number_format::Grid;
 pub(crate) struct Rule {
     pub(crate) grid: Grid,
     pub(crate) groups: Groups,
+    /// What finite results beyond it become, on either side: the largest number of the dtype that they are
+    /// cast to, which would make them infinite. None where they are not cast.
+    pub(crate) limit: Option<f32>,
 }
 
 /// Which gradients of a learned scale, and how.

@@ -1,7 +1,7 @@
 //! Quantize and dequantize in float, with a gradient that passes through the rounding.
 
 use burn::backend::{Dispatch, DispatchTensor};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::fake::compiled;
 use crate::fake::kernel::Rule;
@@ -14,7 +14,8 @@ use crate::{QuantParams, Scheme};
 /// y = (clamp(round(x · (1/scale)) + zero_point, quant_min, quant_max) − zero_point) · scale
 ///
 /// Ties go to even and the zero point is added after rounding, as in PyTorch. NaN stays NaN,
-/// infinities saturate. Other dtypes than F32 are computed in F32 and cast back at the end.
+/// infinities saturate. Other dtypes than F32 are computed in F32 and cast back at the end; a finite y beyond
+/// F16 becomes ±65504.
 ///
 /// The gradient (straight-through estimator) is that of y where the rounded number lies from
 /// quant_min to quant_max before it is clamped, and 0 elsewhere. The quantization parameters get
@@ -60,6 +61,19 @@ pub fn fake_quantize<const D: usize>(
     })
 }
 
+/// The largest number of F16.
+const LARGEST_HALF: f32 = 65504.0;
+
+/// F32 `values` in a dtype, as [`fake_quantize`] gives them: finite ones beyond F16 become ±65504.
+pub(crate) fn to_dtype<const D: usize>(values: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if (values.dtype(), dtype) != (DType::F32, FloatDType::F16) {
+        return values.cast(dtype);
+    }
+    let is_finite = values.clone().abs().lower_equal_elem(f32::MAX);
+    let limited = values.clone().clamp(-LARGEST_HALF, LARGEST_HALF);
+    values.mask_where(is_finite, limited).cast(dtype)
+}
+
 impl Rule {
     /// None if `x` has no elements.
     ///
@@ -88,6 +102,7 @@ impl Rule {
         Some(Self {
             grid: scheme.format.grid(),
             groups,
+            limit: (x.dtype() == DType::F16).then_some(LARGEST_HALF),
         })
     }
 

@@ -133,14 +133,24 @@ impl QuantParams {
         scheme: &Scheme,
     ) -> Result<Self, QuantError> {
         let shape = x.dims();
+        let range = Range::of(x, scheme)?;
         let (x, groups) = grouped(x, scheme)?;
+        // Squares of large numbers are infinite: those are computed with 2⁻⁸⁰ of the numbers.
+        let size = range.min.neg().max_pair(range.max);
+        let is_large = size.clone().greater_elem(f32::exp2(30.0));
+        let factor = |exponent: f32| {
+            let ones = size.full_like(1.0);
+            ones.mask_fill(is_large.clone(), f32::exp2(exponent))
+        };
+        let x = x * groups.expand(factor(-80.0), shape);
         let mean = groups.mean(x.clone());
         let deviation = x - groups.expand(mean.clone(), shape);
         let three_sigma = groups.mean(deviation.square()).sqrt().mul_scalar(3.0);
         let largest = (mean.clone() - three_sigma.clone()).abs();
         let largest = largest.max_pair((mean + three_sigma).abs());
         let half = f32::exp2(f32::from(scheme.format.bits()) - 1.0);
-        let scale = largest.div_scalar(half).clamp_min(Self::EPSILON);
+        let scale = largest.div_scalar(half) * factor(80.0);
+        let scale = scale.clamp_min(Self::EPSILON).clamp_max(f32::MAX);
         Ok(Self::symmetric(scale, scheme))
     }
 }

@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_lean_graph::{Tensors, record};
+use burn_lean_graph::{Tensors, evaluated, record};
 use burn_lean_reparam::{
     Attached, PathMapper, PathVisitor, Rejected, Trail, attached, each_float, map_with_path,
     own_copy, settle, visit_kinds, visit_with_path,
@@ -32,7 +32,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::QuantError;
 use crate::model::channel_layout::ChannelLayout;
-use crate::model::evaluated::evaluated;
 use crate::model::float_parameters::{self, FloatParameter};
 use crate::module::effective::HostTensor;
 

@@ -80,6 +80,7 @@ pub enum Granularity {
 /// # Ok::<(), burn_lean_quant::QuantError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scheme {
     /// The numbers of the quantized tensor.
     pub format: NumberFormat,

@@ -7,11 +7,10 @@
 use std::collections::HashSet;
 
 use burn::module::Module;
-use burn_lean_graph::{Role, Tensors, record};
+use burn_lean_graph::{Role, Tensors, evaluated, record};
 use serde::{Deserialize, Serialize};
 
 use crate::fold::norm_pair::find;
-use crate::model::evaluated::evaluated;
 use crate::{QuantError, Scheme, fold::NormPair, module::Phase, quantizers};
 
 mod coverage;

@@ -136,6 +136,10 @@ impl MixedPrecisionConfig {
             });
         }
         self.quantize.schedule.refuse_delay()?;
+        if let Precision::Quantized { weight, activation } = &self.keep_at {
+            let kept = QatConfig::new().with_weight(weight.clone());
+            kept.with_activation(activation.clone()).validate()?;
+        }
         let low = calibrate(self.quantize.prepare(model.clone())?, &run)?;
         // A quantizer that stands alone in the model is no layer: no config decides about it.
         let layers: Vec<String> = quantizers(&low)

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::column_layout::{loadable, transposes};
 
 use crate::codes::stored::code_scheme;
-use crate::{Granularity, QuantizedTensor, Scheme, Storage};
+use crate::{Granularity, QuantizedTensor, Scheme};
 
 /// The weight, with mappers that transpose it also when it is quantized with this scheme, if it has
 /// mappers that transpose it at all. It loads from a record.
@@ -49,7 +49,7 @@ fn of_any_kind<const D: usize>(
     };
     let transposed = QuantizedTensor::from_burn(weight.clone(), scheme)
         .and_then(|weight| weight.transposed(transposed_scheme(scheme)))
-        .and_then(|weight| weight.to_burn::<D>(&device, Storage::Auto));
+        .and_then(|weight| weight.to_burn::<D>(&device));
     // What the device cannot hold in the other layout has the same values as floats.
     transposed.unwrap_or_else(|_| of_float(weight.dequantize()))
 }

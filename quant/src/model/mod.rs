@@ -4,7 +4,6 @@ pub(crate) mod batch_norm;
 pub(crate) mod called;
 pub(crate) mod channel_layout;
 pub(crate) mod column_layout;
-pub(crate) mod evaluated;
 pub(crate) mod float_parameters;
 pub(crate) mod layers;
 pub(crate) mod record;

@@ -1,7 +1,7 @@
 //! What a quantizer knows on the host: its schedule, its step, what has been done.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault};
 use burn::module::{ModuleMapper, ModuleVisitor};
@@ -25,6 +25,19 @@ pub(crate) enum Mode {
     Calibrating,
 }
 
+/// Who counted the step that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// Nobody yet.
+    No,
+    /// The run of a recorded forward pass.
+    ByRun,
+    /// The same, and the step of the optimizer was taken.
+    ByRunOfStep,
+    /// Who took the step of the optimizer.
+    ByStep,
+}
+
 const LAYOUT: i32 = 2;
 const LEN: usize = 19;
 /// Where the scheme starts.
@@ -35,8 +48,8 @@ const SCHEME: usize = 13;
 pub(crate) struct Control {
     pub(crate) schedule: Schedule,
     pub(crate) step: u64,
-    /// Whether the last step was counted by the run of a recorded forward pass.
-    pub(crate) advanced_by_run: bool,
+    /// [`advance`](crate::advance) does not count it again.
+    pub(crate) counted: Counted,
     pub(crate) mode: Mode,
     /// Whether there is a range.
     pub(crate) observed: bool,
@@ -57,8 +70,12 @@ pub(crate) struct Control {
     scheme: [i32; 6],
     /// What a loaded record said about its scheme, where it differs.
     pub(crate) foreign: Option<[i32; 6]>,
-    /// Whether a value ever came by, in this model or a copy of it.
-    called: Arc<AtomicBool>,
+    /// How many values came by, in this model or a copy of it.
+    called: Arc<AtomicU64>,
+    /// How many of them when a step was last taken.
+    called_before: u64,
+    /// Whether it was said that none came by.
+    pub(crate) is_warned: bool,
     integers: HostIntegers,
     /// Whether the last mapper replaced the integers, as the one that loads a record does.
     pub(crate) was_loaded: bool,
@@ -69,7 +86,7 @@ impl Control {
         Self {
             schedule,
             step: 0,
-            advanced_by_run: false,
+            counted: Counted::No,
             mode: Mode::Scheduled,
             observed: false,
             exact: false,
@@ -81,6 +98,8 @@ impl Control {
             scheme: fingerprint(scheme),
             foreign: None,
             called: Arc::default(),
+            called_before: 0,
+            is_warned: false,
             integers: HostIntegers::new(vec![0; LEN], device),
             was_loaded: false,
         }
@@ -88,17 +107,60 @@ impl Control {
 
     /// Whether a value ever came by.
     pub(crate) fn was_called(&self) -> bool {
-        self.called.load(Ordering::Relaxed)
+        self.called.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a value came by since a step was last taken.
+    pub(crate) fn has_acted(&self) -> bool {
+        self.called.load(Ordering::Relaxed) != self.called_before
+    }
+
+    /// An optimizer has taken a step, which a run may have counted.
+    pub(crate) fn step_taken(&mut self) {
+        self.counted = match self.counted {
+            Counted::ByRun => Counted::ByRunOfStep,
+            Counted::No | Counted::ByRunOfStep | Counted::ByStep => {
+                self.count_step();
+                Counted::ByStep
+            }
+        };
+        self.called_before = self.called.load(Ordering::Relaxed);
+    }
+
+    /// What [`advance`](crate::advance) says of the step that is over.
+    pub(crate) fn advance(&mut self) {
+        if self.counted == Counted::No {
+            self.count_step();
+        }
+        self.counted = Counted::No;
+        self.called_before = self.called.load(Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_step(&mut self) {
+        self.step = self.step.saturating_add(1);
+    }
+
+    pub(crate) fn was_counted_by_run(&self) -> bool {
+        matches!(self.counted, Counted::ByRun | Counted::ByRunOfStep)
+    }
+
+    /// The step that is over, when [`advance`](crate::advance) is called.
+    pub(crate) fn last_step(&self) -> u64 {
+        self.step - u64::from(self.counted == Counted::ByStep && self.step > 0)
     }
 
     /// Remembers that a value came by, for all copies of this quantizer.
     pub(crate) fn call(&self) {
-        self.called.store(true, Ordering::Relaxed);
+        self.called.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn phase(&self) -> Phase {
+        self.phase_at(self.step)
+    }
+
+    pub(crate) fn phase_at(&self, step: u64) -> Phase {
         match self.mode {
-            Mode::Scheduled => self.schedule.phase(self.step),
+            Mode::Scheduled => self.schedule.phase(step),
             Mode::Off => Phase::Off,
             Mode::Calibrating => Phase::Observe,
         }
@@ -146,6 +208,7 @@ impl Control {
         let optional = |value: i32| u64::try_from(value).ok();
         let step = |value| optional(value).unwrap_or(0);
         self.step = step(values[1]);
+        self.counted = Counted::No;
         self.schedule = Schedule {
             quantize_from: step(values[2]),
             freeze_observers_at: optional(values[3]),
@@ -168,7 +231,8 @@ impl Control {
             _ => None,
         };
         // Of its own: copies that were not loaded are asked for themselves.
-        self.called = Arc::new((self.was_called() || values[12] != 0).into());
+        self.called_before = u64::from(self.was_called() || values[12] != 0);
+        self.called = Arc::new(self.called_before.into());
         self.foreign = None;
     }
 }

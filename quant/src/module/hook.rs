@@ -69,6 +69,14 @@ impl Hook for Hooked {
         self.0.schedule().freezes_batch_norm(self.0.step())
     }
 
+    fn has_acted(&self) -> bool {
+        self.0.has_acted()
+    }
+
+    fn step_taken(&self, has_acted: bool) -> Option<&'static str> {
+        self.0.step_taken(has_acted)
+    }
+
     fn apply(&self, tensor: DispatchTensor, at: &HookedAt<'_>) -> Result<DispatchTensor, String> {
         self.check()?;
         let quantized = match tensor.shape().num_dims() {

@@ -4,6 +4,7 @@ mod converted;
 mod forward;
 mod module;
 mod qparams;
+mod step;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -248,30 +249,6 @@ impl FakeQuantize {
         self.lock().control.observed || self.is_learning()
     }
 
-    /// Whether it lacks what a forward pass of this very model would have left in it in the step that is over:
-    /// the scale that it learns, or a range.
-    pub(crate) fn lacks_range(&self) -> bool {
-        match self.config.learned != Learned::None && self.phase().quantizes() {
-            true => !self.is_learning(),
-            false => self.config.observer.has_memory() && !self.has_range(),
-        }
-    }
-
-    /// Whether it is to learn a scale that no forward pass of this very model has begun in the step that is over.
-    pub(crate) fn waits_to_learn(&self) -> bool {
-        let state = self.lock();
-        let control = &state.control;
-        state.learned_scale.is_some()
-            && self.training.is_enabled()
-            && control.phase().quantizes()
-            && !(control.initialized || control.advanced_by_run)
-    }
-
-    /// Whether a run has counted the step that is over, which [`advance`](crate::advance) then does not.
-    pub(crate) fn was_advanced(&self) -> bool {
-        self.lock().control.advanced_by_run
-    }
-
     /// Whether the scale has become a parameter: after a calibration, or after the first training
     /// step that quantizes.
     pub fn is_learning(&self) -> bool {
@@ -366,22 +343,6 @@ impl FakeQuantize {
     /// The same for copies that share its state, and for no other quantizer.
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.state) as usize
-    }
-
-    pub(crate) fn advanced(self) -> Self {
-        self.edit(|state| {
-            let is_done = std::mem::take(&mut state.control.advanced_by_run);
-            if !is_done {
-                state.control.step = state.control.step.saturating_add(1);
-            }
-        })
-    }
-
-    /// Moves on by one step, which [`advance`](crate::advance) then does not do again.
-    pub(crate) fn advance_by_run(&self) {
-        let mut state = self.lock();
-        state.control.step = state.control.step.saturating_add(1);
-        state.control.advanced_by_run = true;
     }
 
     /// This very quantizer: what it observes, the original has observed.

@@ -13,8 +13,9 @@ use crate::QuantError;
 ///         observe      observe + quantize          quantize
 /// ```
 ///
-/// Step 0 is the first; [`advance`](crate::advance) moves on by one. The schedule and the step are
-/// part of the model's record. Up to 2³¹ − 2 steps.
+/// Step 0 is the first; what moves on by one, [`advance`](crate::advance) says. Each forward pass that a step of
+/// an optimizer follows is one: two of them for one batch, each with its step, count as two. The schedule and the
+/// step are part of the model's record. Up to 2³¹ − 2 steps.
 ///
 /// ```
 /// use burn_lean_quant::{Schedule, module::Phase};

@@ -134,6 +134,9 @@ impl PtqConfig {
         I::Item: Tensors,
         O: Tensors + Send + Sync + 'static,
     {
+        if let Err(error) = self.validate() {
+            return Err(Rejected::new(model, error));
+        }
         let mut config = self.clone();
         if config.quantize.sites.is_none()
             && let Some(first) = batches().into_iter().next()
@@ -167,7 +170,8 @@ impl PtqConfig {
     /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
     /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`](crate::calibrate) and
     /// [`RoundingConfig::apply`];
-    /// [`QuantError::InvalidConfig`] in static mode without observers or with the memoryless one, for a
+    /// [`QuantError::InvalidConfig`], before any data is run, for numbers out of their range; in static mode
+    /// without observers or with the memoryless one, for a
     /// rounding by inputs where no layer can be rounded so, and for a schedule that does not quantize from step 0 on. In dynamic mode, where there is data,
     /// [`QuantError::NeverCalled`] for an activation that the first batch did not come by.
     pub fn quantize<M: Module, I: IntoIterator, R: RunOutcome>(
@@ -186,7 +190,7 @@ impl PtqConfig {
         model: &M,
         data: &impl Data<M>,
     ) -> Result<(M, PtqReport), QuantError> {
-        self.quantize.schedule.refuse_delay()?;
+        self.validate()?;
         let (mut prepared, activations, left_float) = match self.mode {
             PtqMode::Static => self.with_static_ranges(model, data)?,
             PtqMode::WeightOnly => (
@@ -246,7 +250,8 @@ impl PtqConfig {
                                        by their inputs",
                         });
                     }
-                    (prepared, rounding)
+                    // None is rounded; the report says why.
+                    self.rounding.apply(prepared, &LayerInputs::default())?
                 }
                 Ok(Err(error)) | Err(error) => return Err(error),
             };
@@ -258,6 +263,35 @@ impl PtqConfig {
             rounding,
         };
         Ok((prepared, report))
+    }
+
+    /// What is wrong is told before the data is run, which may take hours.
+    fn validate(&self) -> Result<(), QuantError> {
+        self.quantize.schedule.refuse_delay()?;
+        self.qat_config().validate()?;
+        self.rounding.validate()?;
+        if self.mode != PtqMode::Static {
+            return Ok(());
+        }
+        if self.observers.is_empty() {
+            return Err(QuantError::InvalidConfig {
+                field: "observers",
+                value: "empty".into(),
+                expected: "at least one way to choose a range",
+            });
+        }
+        if !self.observers.iter().all(ObserverConfig::has_memory) {
+            return Err(QuantError::InvalidConfig {
+                field: "observers",
+                value: format!("{:?}", self.observers),
+                expected: "ones that keep a range; for that of the values at hand choose the mode \
+                           `PtqMode::Dynamic` instead of `Static`",
+            });
+        }
+        self.observers.iter().try_for_each(|observer| {
+            observer.validate()?;
+            self.config(Some(*observer)).validate()
+        })
     }
 
     /// What prepares a model like the ones that [`quantize`](Self::quantize) returns: for those who
@@ -349,21 +383,6 @@ impl PtqConfig {
         model: &M,
         data: &impl Data<M>,
     ) -> Result<(M, Vec<ActivationRange>, Vec<LeftFloat>), QuantError> {
-        if self.observers.is_empty() {
-            return Err(QuantError::InvalidConfig {
-                field: "observers",
-                value: "empty".into(),
-                expected: "at least one way to choose a range",
-            });
-        }
-        if !self.observers.iter().all(ObserverConfig::has_memory) {
-            return Err(QuantError::InvalidConfig {
-                field: "observers",
-                value: format!("{:?}", self.observers),
-                expected: "ones that keep a range; for that of the values at hand choose the mode \
-                           `PtqMode::Dynamic` instead of `Static`",
-            });
-        }
         let mut best: HashMap<String, (ActivationRange, Range)> = HashMap::new();
         let mut left: Vec<LeftFloat> = Vec::new();
         for observer in &self.observers {

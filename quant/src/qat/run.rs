@@ -3,7 +3,9 @@
 use std::panic::Location;
 
 use burn::module::Module;
-use burn_lean_graph::{AsRecorded, GraphError, Recordings, Tensors, hooks, model_device};
+use burn_lean_graph::{
+    AsRecorded, GraphError, Recordings, Tensors, hooks, input_device, model_device,
+};
 use burn_lean_reparam::Rejected;
 
 use crate::QuantError;
@@ -23,8 +25,8 @@ use crate::qat::training::calibrate;
 /// to it; both ways use the same quantizers, records and numbers.
 ///
 /// Gradients arrive at the parameters of the model. `Autocast::run` records too, so it runs a
-/// prepared model with all of its quantizers in half precision; [`advance`](crate::advance) is then
-/// called as in any other loop.
+/// prepared model with all of its quantizers in half precision; the steps that `GradScaler` or `Amp` takes then move
+/// the schedules on, and [`advance`](crate::advance) does after those of an optimizer alone.
 ///
 /// ```
 /// use burn::module::Module;
@@ -121,7 +123,8 @@ impl QuantizedForward {
     /// need not be called, and does nothing more for this step where it is. A model that is
     /// [`valid`](Module::valid) is evaluated with the ranges that it has.
     ///
-    /// A model without quantizers runs as it is.
+    /// A model without quantizers runs as it is. Inside of a forward pass that is recorded (an export, a
+    /// calibration, `Autocast::run`) it is `forward` alone: that recording has the quantizers act.
     ///
     /// # Errors
     ///
@@ -141,6 +144,10 @@ impl QuantizedForward {
     {
         let caller = Location::caller();
         let device = model_device(model);
+        let place = device.clone().or_else(|| input_device(&input));
+        if place.is_some_and(|place| hooks::is_recorded_on(&place)) {
+            return Ok(forward(model, input));
+        }
         let trains = device.is_some_and(|device| device.is_autodiff());
         if trains && let Some(frozen) = hooks::frozen(model) {
             return self.run_recorded((model, &frozen), input, forward, caller, true);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn_lean_graph::hooks::warn_of_step;
 use burn_lean_reparam::{FloatVisitor, Rejected, visit_plain_floats};
 
 use crate::model::batch_norm::apply_schedule;
@@ -16,48 +17,31 @@ use crate::{FakeQuantize, QuantError, Schedule};
 /// Moves the model's quantizers on by one training step, and freezes BatchNorm statistics when
 /// their step has come.
 ///
-/// Call it once after each step of the optimizer, in a loop or in a callback. Computes nothing on the
+/// Call it once after each step of the optimizer, in a loop or in a callback, where none of these counts the steps by
+/// itself: `GradScaler::step`, `GradScaler::apply` and `Amp` of `burn-lean-amp`, for the steps that they take, and
+/// [`QuantizedForward::run`](crate::QuantizedForward::run). After one of them it counts no step twice, and does the
+/// rest: BatchNorms are frozen by it alone where a forward pass is not recorded. Call it in every step or in none: the
+/// first call after steps that were counted without it takes the last of them for its own. Computes nothing on the
 /// device, but for learned scales of weights that only replicas of the model began: here they begin, too, with
 /// the weights as they are.
 ///
 /// After the first step it warns (by `tracing`) of quantizers of activations that no value came by,
 /// whose layers are called past them, and would stay float. After it, and after the first step that quantizes, it
 /// warns of those that values came by, but that have no range, or no scale to learn: replicas on several devices
-/// keep what they observe.
+/// keep what they observe. `GradScaler` and `Amp` warn of the same.
 pub fn advance<M: Module>(model: M) -> M {
     let model = with_weights_begun(model);
-    let (mut uncalled, mut unobserved) = (Vec::new(), Vec::new());
+    let mut said = Vec::new();
     let model = map_quantizers(model, |located| {
-        let quantizer = &located.quantizer;
-        let is_first = quantizer.step() == 0;
-        let begins = is_first || quantizer.step() == quantizer.schedule().quantize_from;
-        let is_activation = located.site != Site::Weight && quantizer.is_enabled();
-        if is_activation && begins && !quantizer.was_advanced() {
-            match quantizer.was_called() {
-                false if is_first => uncalled.push(located.name()),
-                true if quantizer.lacks_range() => unobserved.push(located.name()),
-                _ => {}
-            }
+        let quantizer = located.quantizer;
+        if !quantizer.is_counted()
+            && let Some(message) = quantizer.step_warning(true)
+        {
+            said.push((message, located.path));
         }
-        located.quantizer.advanced()
+        quantizer.advanced()
     });
-    if !uncalled.is_empty() {
-        tracing::warn!(
-            "no value came by the quantizers of {} in the first step: run the model \
-             with `QuantizedForward::run`, call these layers with `forward_q` in a forward pass of your \
-             own, or leave them out with an override",
-            uncalled.join(", ")
-        );
-    }
-    if !unobserved.is_empty() {
-        tracing::warn!(
-            "the quantizers of {} kept nothing of what they observed in this step: on several devices replicas of \
-             the model are called, and what they observe, and where they begin to learn, stays with them. \
-             Calibrate the model before, or after (`calibrate_unobserved`), or give it what a replica observed \
-             (`merge_observers`)",
-            unobserved.join(", ")
-        );
-    }
+    warn_of_step(said);
     apply_schedule(model)
 }
 
@@ -147,16 +131,7 @@ pub fn calibrate<M: Module, R: RunOutcome>(
     model: M,
     run: impl FnOnce(&M) -> R,
 ) -> Result<M, Rejected<M, QuantError>> {
-    match calibrated(
-        &model,
-        |_| true,
-        Unobserved::Refuse,
-        WeightRanges::Observed,
-        run,
-    ) {
-        Ok((calibrated, _)) => Ok(calibrated),
-        Err(error) => Err(Rejected::new(model, error)),
-    }
+    observed(model, |_| true, run)
 }
 
 /// As [`calibrate`], for those quantizers only that have no range yet.
@@ -174,13 +149,16 @@ pub fn calibrate_unobserved<M: Module, R: RunOutcome>(
     run: impl FnOnce(&M) -> R,
 ) -> Result<M, Rejected<M, QuantError>> {
     let lacks_one = |quantizer: &FakeQuantize| quantizer.keeps_range() && !quantizer.has_range();
-    match calibrated(
-        &model,
-        lacks_one,
-        Unobserved::Refuse,
-        WeightRanges::Observed,
-        run,
-    ) {
+    observed(model, lacks_one, run)
+}
+
+fn observed<M: Module, R: RunOutcome>(
+    model: M,
+    chosen: impl Fn(&FakeQuantize) -> bool,
+    run: impl FnOnce(&M) -> R,
+) -> Result<M, Rejected<M, QuantError>> {
+    let (unobserved, weights) = (Unobserved::Refuse, WeightRanges::Observed);
+    match calibrated(&model, chosen, unobserved, weights, run) {
         Ok((calibrated, _)) => Ok(calibrated),
         Err(error) => Err(Rejected::new(model, error)),
     }

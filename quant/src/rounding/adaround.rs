@@ -112,7 +112,7 @@ pub fn adaround(
 }
 
 impl AdaRoundConfig {
-    fn validate(&self) -> Result<(), QuantError> {
+    pub(super) fn validate(&self) -> Result<(), QuantError> {
         let positive = |x: f64| x > 0.0 && x.is_finite();
         let checks = [
             (

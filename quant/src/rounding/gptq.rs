@@ -69,13 +69,7 @@ pub fn gptq(
     config: &GptqConfig,
 ) -> Result<Vec<i32>, QuantError> {
     grid.expect_inputs(inputs)?;
-    if !(config.ridge >= 0.0 && config.ridge.is_finite()) {
-        return Err(QuantError::InvalidConfig {
-            field: "ridge",
-            value: config.ridge.to_string(),
-            expected: "a finite number, at least 0",
-        });
-    }
+    config.validate()?;
     let [outputs, features] = grid.shape();
     let compensation = compensation(inputs, config)?;
     let order = compensation.order();
@@ -94,6 +88,19 @@ pub fn gptq(
         grid.value(index, codes[feature])
     });
     Ok(rows.into_iter().flat_map(|(_, codes)| codes).collect())
+}
+
+impl GptqConfig {
+    pub(super) fn validate(&self) -> Result<(), QuantError> {
+        match self.ridge >= 0.0 && self.ridge.is_finite() {
+            true => Ok(()),
+            false => Err(QuantError::InvalidConfig {
+                field: "ridge",
+                value: self.ridge.to_string(),
+                expected: "a finite number, at least 0",
+            }),
+        }
+    }
 }
 
 /// The features in the order of rounding, and `U` of the Hessian with the ridge in it.

@@ -29,6 +29,21 @@ pub(super) fn grid(
     )
 }
 
+const TRANSPOSED: &str = "transposed convolutions are rounded to nearest";
+
+/// Why there are no inputs of a weight.
+pub(super) fn without_inputs(parameter: &FloatParameter) -> &'static str {
+    match parameter.container.as_str() {
+        "Struct:ConvTranspose1d" | "Struct:ConvTranspose2d" | "Struct:ConvTranspose3d" => {
+            TRANSPOSED
+        }
+        "Struct:Conv3d" => "inputs of convolutions along three axes are not collected",
+        "Struct:DeformConv2d" => "inputs of deformable convolutions are not collected",
+        "Struct:Embedding" => "its rows are looked up",
+        _ => "no inputs of it were collected",
+    }
+}
+
 /// Where the elements of a layer's matrices are in its weight.
 pub(super) struct MatrixLayout {
     layout: ChannelLayout,
@@ -62,11 +77,7 @@ impl MatrixLayout {
             ChannelLayout::Conv if groups > 0 && shape[0].is_multiple_of(groups) => {
                 (shape[0] / groups, shape[1..].iter().product())
             }
-            ChannelLayout::ConvTranspose => {
-                return Err(unsupported(
-                    "transposed convolutions are rounded to nearest",
-                ));
-            }
+            ChannelLayout::ConvTranspose => return Err(unsupported(TRANSPOSED)),
             _ => return Err(unsupported("its inputs are of another number of groups")),
         };
         Ok(Self {

@@ -11,7 +11,7 @@ pub use gptq::{GptqConfig, gptq};
 pub use weight_grid::WeightGrid;
 pub use weight_scales::{GroupParams, set_weight_qparams, set_weight_scales};
 
-use matrix_layout::{MatrixLayout, grid};
+use matrix_layout::{MatrixLayout, grid, without_inputs};
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::codes::weights::quantized_weights;
 use crate::model::float_parameters::{self, FloatParameter};
 use crate::module::effective::{Effective, HostTensor};
-use crate::module::listen::layer_inputs::LayerInputs;
+use crate::module::listen::layer_inputs::{LOOKED_UP, LayerInputs};
 use crate::module::walk::{self, Site, quantizers};
 use crate::{Learned, QuantError, QuantParams, QuantizedTensor, Scheme, module::InputStatistics};
 
@@ -87,15 +87,17 @@ pub struct RoundedWeight {
 pub struct RoundingReport {
     /// The weights, in module order.
     pub weights: Vec<RoundedWeight>,
-    /// Paths of the weights that [`Rounding::Auto`] left to nearest rounding, and why: they are no matrix
-    /// that [`gptq`] knows how to read.
+    /// Paths of the weights that were left to nearest rounding, and why: no inputs of them were collected, or
+    /// they serve more than the products with these; or, with [`Rounding::Auto`], they are no matrix that
+    /// [`gptq`] knows how to read, which other methods refuse. Empty with [`Rounding::Nearest`].
     pub nearest: Vec<(String, String)>,
 }
 
 impl RoundingConfig {
-    /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on. With
-    /// [`Rounding::Auto`] weights of more than 4 bits stay as they are, and are not in the report; those
-    /// that are no matrix of a known layout stay, too, and the report says so.
+    /// Rounds the weight of every layer that `inputs` knows, and keeps its scales from now on. Others stay as
+    /// they are, and the report says so: tables whose rows are looked up, and weights that are multiplied both
+    /// as they are and transposed, are among them. With [`Rounding::Auto`] weights of more than 4 bits stay,
+    /// too, and are not in the report; so do, with a word in it, those that are no matrix of a known layout.
     ///
     /// The stored weight becomes the rounded one, of which fake quantization gives exactly the same
     /// values; so convert, or go on training. A weight quantizer without memory keeps today's range
@@ -105,9 +107,9 @@ impl RoundingConfig {
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::UnknownParameter`] when `inputs` names a
-    /// weight that the model lacks or that is not fake-quantized,
-    /// [`QuantError::UnsupportedLayer`] for one that is neither linear nor a convolution or already
-    /// converted, [`QuantError::UnsupportedScheme`] for float formats, and those of
+    /// weight that the model lacks; [`QuantError::UnsupportedLayer`] for one that is not fake-quantized or
+    /// already converted and, with GPTQ or AdaRound asked for, for one that is no matrix of a known layout;
+    /// [`QuantError::UnsupportedScheme`] for float formats; and those of
     /// [`gptq`] and [`adaround`], of the parameter at fault.
     pub fn apply<M: Module>(
         &self,
@@ -127,6 +129,15 @@ impl RoundingConfig {
                 ))
             }
             Err(error) => Err(Rejected::new(model, error)),
+        }
+    }
+
+    /// Checks every number.
+    pub(crate) fn validate(&self) -> Result<(), QuantError> {
+        match &self.rounding {
+            Rounding::Auto | Rounding::Nearest => Ok(()),
+            Rounding::Gptq(config) => config.validate(),
+            Rounding::AdaRound(config) => config.validate(),
         }
     }
 
@@ -155,29 +166,39 @@ impl RoundingConfig {
         let mut stored = float_parameters::read(model, &wanted)?;
         let mut plan = Plan::default();
         for parameter in &parameters {
-            let (Some(groups), Some(weight)) =
-                (inputs.of(&parameter.path), weights.get(&parameter.path))
-            else {
+            let path = &parameter.path;
+            let Some(weight) = weights.get(path) else {
                 continue;
             };
             if self.rounding == Rounding::Auto && !weight.scheme().format.has_few_integers() {
                 continue;
             }
-            let rounded = self.round(
-                (&effective, &mut stored),
-                parameter,
-                weight,
-                groups,
-                &mut plan,
-            );
-            match rounded {
+            let groups = match (inputs.refusal(path), inputs.of(path)) {
+                (Some(reason), _) => Err(reason),
+                (None, Some(_)) if parameter.container == "Struct:Embedding" => Err(LOOKED_UP),
+                (None, Some(groups)) => Ok(groups),
+                (None, None) => Err(without_inputs(parameter)),
+            };
+            let groups = match groups {
+                Ok(groups) => groups,
+                Err(reason) => {
+                    if self.rounding != Rounding::Nearest {
+                        plan.nearest.push((path.clone(), reason.to_string()));
+                    }
+                    continue;
+                }
+            };
+            let state = (&effective, &mut stored);
+            match self.round(state, parameter, weight, groups, &mut plan) {
                 Ok(()) => {}
                 Err(QuantError::UnsupportedLayer { path, reason })
                     if self.rounding == Rounding::Auto =>
                 {
                     plan.nearest.push((path, reason));
                 }
-                Err(located @ QuantError::Parameter { .. }) => return Err(located),
+                Err(
+                    located @ (QuantError::Parameter { .. } | QuantError::UnsupportedLayer { .. }),
+                ) => return Err(located),
                 Err(error) => return Err(error.at(&parameter.path)),
             }
         }

@@ -1,5 +1,6 @@
 //! What is to be done: the recipe, as a file and as a builder.
 
+mod bounds;
 mod numbers;
 mod pruning;
 mod quantization;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RecipeError;
 use crate::check::Check;
+pub use bounds::Bounds;
 use numbers::FallbackName;
 pub use numbers::{ComputeDtype, Numbers};
 pub use pruning::{PruneMethod, PruneStage};
@@ -47,6 +49,7 @@ pub enum Format {
 /// quantize   one or several ways, each from what pruning left: fake quantization trained in mixed
 ///            precision with the zeros held (QAT), or calibration (PTQ); converted
 /// export     files of the last models
+/// bounds     what a report on the last model holds it against
 /// ```
 ///
 /// After every stage the model is evaluated and its record written. As TOML:
@@ -113,6 +116,10 @@ pub struct Recipe {
     /// beside the records.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub export: Vec<Format>,
+    /// What the last model must keep beside the dense one, for
+    /// [`TrustConfig::with_bounds`](crate::TrustConfig::with_bounds); a run does not look at it. Default: nothing.
+    #[serde(skip_serializing_if = "Bounds::is_none")]
+    pub bounds: Bounds,
 }
 
 impl Recipe {
@@ -172,6 +179,12 @@ impl Recipe {
     /// With one more file of the last models.
     pub fn with_export(mut self, format: Format) -> Self {
         self.export.push(format);
+        self
+    }
+
+    /// With bounds for the report.
+    pub fn with_bounds(mut self, bounds: Bounds) -> Self {
+        self.bounds = bounds;
         self
     }
 
@@ -319,7 +332,7 @@ impl Recipe {
                 "of different weights or activations: a stage is named by them, in its row and its files",
             )?;
         }
-        Ok(())
+        self.bounds.validate("bounds")
     }
 }
 

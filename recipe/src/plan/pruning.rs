@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use burn::module::{Module, ParamGroup};
 use burn_lean_prune::{
-    Budget, FisherConfig, GradualConfig, Pruner, PrunerConfig, Schedule, Selection, SolverConfig,
-    SparsityPattern,
+    Budget, FisherConfig, GradualConfig, Pruner, PrunerConfig, Selection, SolverConfig,
+    SparsityPattern, SparsitySchedule,
     layerwise::Outputs,
     model::{ExcludedBecause, Layer},
 };
@@ -261,10 +261,10 @@ impl PruneStage {
             .with_on_disk(Some(folder))
             .with_progress(false);
         let schedule = match (self.method, self.base) {
-            (PruneMethod::Gradual, base) => Schedule::Polynomial {
+            (PruneMethod::Gradual, base) => SparsitySchedule::Polynomial {
                 base: base.unwrap_or(0.5 * self.sparsity.fraction()),
             },
-            (_, base) => Schedule::Exponential {
+            (_, base) => SparsitySchedule::Exponential {
                 base: base.unwrap_or(0.1).min(self.sparsity.fraction()),
             },
         };

@@ -310,9 +310,8 @@ impl QuantizeStage {
         let solver = SolverConfig::new(budget)
             .with_method(Method::BackSolve)
             .with_dead_columns(Some(DeadColumns::Priced));
-        let mut joint = Joint::new(PrunerConfig::new(solver, self.fisher()), self.qat());
-        joint.grid.exchange_rounds = 0;
-        Ok(joint)
+        let pruner = PrunerConfig::new(solver, self.fisher());
+        Ok(Joint::new(pruner, self.qat()))
     }
 
     /// How a model is quantized without training.

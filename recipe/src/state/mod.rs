@@ -28,7 +28,7 @@ use files::{FILES, create_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Recipe, RecipeError, Row};
+use crate::{Bounds, Recipe, RecipeError, Row};
 
 const RUN: &str = "run.json";
 const LOCK: &str = "run.lock";
@@ -97,9 +97,10 @@ impl State {
         create_folder(folder)?;
         let lock = lock(folder)?;
         let path = folder.join(RUN);
-        // Files at the end can be chosen anew, and how often one is written on the way.
+        // Files at the end and bounds can be chosen anew, and how often a file is written on the way.
         let recipe = Recipe {
             export: Vec::new(),
+            bounds: Bounds::default(),
             checkpoint_steps: None,
             ..recipe.clone()
         };

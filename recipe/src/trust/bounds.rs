@@ -1,41 +1,7 @@
-//! Bounds that a compressed model must keep.
-
-use serde::{Deserialize, Serialize};
+//! Which bounds a report breaks.
 
 use super::Trust;
-use crate::BrokenBound;
-
-/// Bounds that a compressed model must keep; those not given are none. The file of a CI gate.
-///
-/// ```
-/// use burn_lean_recipe::Bounds;
-///
-/// let bounds = Bounds {
-///     max_accuracy_drop: Some(1.0),
-///     max_bytes: Some(100_000),
-///     ..Bounds::default()
-/// };
-/// # let _ = bounds;
-/// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Bounds {
-    /// Accuracy that may be lost [points of percent].
-    pub max_accuracy_drop: Option<f64>,
-    /// Accuracy that must be left [%].
-    pub min_accuracy: Option<f64>,
-    /// Examples that the two models may answer differently [%].
-    pub max_disagreement: Option<f64>,
-    /// Expected calibration error, 0 to 1.
-    pub max_ece: Option<f64>,
-    /// Bytes of the record.
-    pub max_bytes: Option<u64>,
-    /// Latency in milliseconds.
-    pub max_latency_ms: Option<f64>,
-    /// Accuracy that may be lost more than by the original, under any perturbation that changes inputs
-    /// of this kind [points of percent].
-    pub max_robustness_drop: Option<f64>,
-}
+use crate::{Bounds, BrokenBound};
 
 impl Bounds {
     /// The bounds that a report breaks.

@@ -8,7 +8,8 @@ mod perturbation;
 mod plots;
 mod statistics;
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -20,7 +21,6 @@ use burn_lean_reparam::each_plain_float;
 use serde::{Deserialize, Serialize};
 
 pub use answers::{Answers, ReliabilityBin};
-pub use bounds::Bounds;
 pub use energy::{Energy, EnergyCounter, EnergyMeter, EnergyPart};
 pub use perturbation::Perturbation;
 pub use statistics::{Share, mcnemar, wilson};
@@ -29,7 +29,7 @@ use crate::check::Check;
 use crate::state::files::{FILES, create_folder};
 use crate::task::predictor;
 use crate::tensors::{Finish, on_device};
-use crate::{BrokenBound, RecipeError, StageOutcome, Task};
+use crate::{Bounds, BrokenBound, RecipeError, StageOutcome, Task};
 
 /// How two models are compared.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -188,6 +188,12 @@ impl TrustConfig {
         let inside = self.confidence > 0.0 && self.confidence < 1.0;
         check.accept(inside, "confidence", self.confidence, "above 0 and below 1")?;
         check.accept(self.bins >= 1, "bins", self.bins, "at least 1")?;
+        for perturbation in &self.perturbations {
+            let fits = perturbation.is_finite();
+            let expected = "of a strength that is a finite F32";
+            check.accept(fits, "perturbations", perturbation, expected)?;
+        }
+        self.bounds.validate(check.0)?;
         let [first, second] = [original, compressed].map(|stage| stage.model.valid());
         let answers = |model: &M, perturbation: Option<Perturbation>| {
             self.answers(task, model, perturbation, &test)
@@ -367,7 +373,8 @@ impl Trust {
         html::page(self)
     }
 
-    /// Writes the page to `path`, and the JSON beside it with the ending `.trust.json`.
+    /// Writes the page to `path`, and the JSON beside it with the ending `.trust.json`, in the place of `.html`
+    /// where there is that.
     ///
     /// # Errors
     ///
@@ -381,10 +388,17 @@ impl Trust {
             create_folder(folder)?;
         }
         FILES.write(path, self.to_html()?.as_bytes())?;
-        FILES.write(
-            &path.with_extension("trust.json"),
-            self.to_json().as_bytes(),
-        )
+        let is_html = |extension: &OsStr| extension.eq_ignore_ascii_case("html");
+        let json = match path.extension().is_some_and(is_html) {
+            true => path.with_extension("trust.json"),
+            // Another ending may be a part of the name: `report-v1.0`.
+            false => {
+                let mut name = path.as_os_str().to_os_string();
+                name.push(".trust.json");
+                PathBuf::from(name)
+            }
+        };
+        FILES.write(&json, self.to_json().as_bytes())
     }
 }
 

@@ -32,6 +32,14 @@ impl fmt::Display for Perturbation {
 }
 
 impl Perturbation {
+    /// Whether inputs of F32 stay numbers under it.
+    pub(super) fn is_finite(&self) -> bool {
+        match self {
+            Self::Noise(strength) | Self::Offset(strength) => (*strength as f32).is_finite(),
+            Self::Shift(_) => true,
+        }
+    }
+
     /// The inputs of the batch of this number, changed; the same for the same number.
     pub fn apply<I: Tensors>(&self, inputs: &I, number: u64) -> I {
         inputs.map_tensors(&mut Perturb {

@@ -122,7 +122,7 @@ impl FloatOperation {
             Self::Affine(gain, shift) => affine(own(x), gain, shift)?,
             Self::Reshape(shape) => {
                 let mut x = own(ordered(x));
-                x.shape = reshaped(&x.shape, shape)?;
+                x.shape = reshaped(&x.shape, shape, false)?;
                 x
             }
             Self::Transpose(axes) => transposed(&ordered(x), axes)?,
@@ -307,21 +307,26 @@ fn affine(mut x: Floats, gain: &[f32], shift: &[f32]) -> Result<Floats, DeployEr
     Ok(x)
 }
 
-/// With 0 for the size that was there, and −1 for what is left.
-fn reshaped(from: &[usize], to: &[i64]) -> Result<Vec<usize>, DeployError> {
+/// With −1 for what is left, and 0 for the size that was there unless it is meant.
+pub(super) fn reshaped(
+    from: &[usize],
+    to: &[i64],
+    is_zero_meant: bool,
+) -> Result<Vec<usize>, DeployError> {
     let count: usize = from.iter().product();
     let misfit = || failed(format!("{from:?} is not shaped {to:?}"));
     let mut shape = Vec::with_capacity(to.len());
+    let mut left = None;
     for (axis, size) in to.iter().enumerate() {
         shape.push(match size {
-            0 => *from.get(axis).ok_or_else(misfit)?,
-            -1 => 1,
+            -1 if left.replace(axis).is_none() => 1,
+            0 if !is_zero_meant => *from.get(axis).ok_or_else(misfit)?,
             size => usize::try_from(*size).map_err(|_| misfit())?,
         });
     }
-    if let Some(open) = to.iter().position(|size| *size == -1) {
+    if let Some(axis) = left {
         let known: usize = shape.iter().product();
-        shape[open] = count.checked_div(known).ok_or_else(misfit)?;
+        shape[axis] = count.checked_div(known).unwrap_or(0);
     }
     match shape.iter().product::<usize>() == count {
         true => Ok(shape),
@@ -493,8 +498,8 @@ fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {
         let blocks = x.data.chunks_exact(size * inner);
         for (sums, block) in data.chunks_exact_mut(inner).zip(blocks) {
             match sums {
-                [sum] => *sum = block.iter().sum(),
-                sums => block.chunks_exact(inner).for_each(|line| add(sums, line)),
+                [sum] => *sum = burn_lean_kernels::sum(block),
+                sums => add_lines(sums, block),
             }
         }
     }
@@ -507,11 +512,30 @@ fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {
     Ok(Floats::new(shape, data))
 }
 
+/// Adds lines, many of them in parts: one after the other each addition would round what all before it gave.
+fn add_lines(sums: &mut [f32], lines: &[f32]) {
+    let size = sums.len();
+    let of_part = (lines.len() / size).isqrt().max(512) * size;
+    let add_each = |sums: &mut [f32], lines: &[f32]| {
+        lines.chunks_exact(size).for_each(|line| add(sums, line));
+    };
+    if lines.len() <= of_part {
+        add_each(sums, lines);
+        return;
+    }
+    let mut part = vec![0.0; size];
+    for lines in lines.chunks(of_part) {
+        part.fill(0.0);
+        add_each(&mut part, lines);
+        add(sums, &part);
+    }
+}
+
 fn global_mean(x: &Floats) -> Floats {
     let [batch, channels, inner] = extents(&x.shape);
     let mut shape = vec![1; x.shape.len()];
     shape[..2].copy_from_slice(&[batch, channels]);
-    let mean = |line: &[f32]| line.iter().sum::<f32>() / inner as f32;
+    let mean = |line: &[f32]| burn_lean_kernels::sum(line) / inner as f32;
     Floats::new(shape, x.data.chunks(inner.max(1)).map(mean).collect())
 }
 
@@ -547,7 +571,7 @@ fn concat(parts: &[Arc<Floats>], axis: usize) -> Result<Floats, DeployError> {
 }
 
 /// Bounds below 0 count from the end.
-fn slice(x: &Floats, axis: usize, start: i64, end: i64) -> Result<Floats, DeployError> {
+pub(super) fn slice(x: &Floats, axis: usize, start: i64, end: i64) -> Result<Floats, DeployError> {
     let size = x.shape.get(axis).copied().unwrap_or(0) as i64;
     let bound = |at: i64| if at < 0 { at + size } else { at }.clamp(0, size) as usize;
     if axis >= x.shape.len() {

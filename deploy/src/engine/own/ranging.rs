@@ -1,6 +1,6 @@
 //! Grids of activations.
 
-use burn_lean_kernels::{CodeGrid, dynamic_grid, finite_range};
+use burn_lean_kernels::{CodeGrid, finite_range};
 use burn_lean_quant::Mapping;
 
 use crate::DynamicGrid;
@@ -28,7 +28,6 @@ impl Ranging {
     pub(super) fn grid(self, values: &[f32]) -> CodeGrid {
         match self {
             Self::Known(grid) => grid,
-            Self::OnTheFly(grid) if grid.is_of_onnx() => dynamic_grid(values).0,
             Self::OnTheFly(grid) => of_range(grid, finite_range(values)),
         }
     }

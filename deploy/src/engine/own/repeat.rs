@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
+use super::float_operation::{self, slice};
 use super::value::{Floats, Value, ordered};
 use super::{Runner, failed, own};
 use crate::{DeployError, Dimension, ElementType};
@@ -98,20 +99,8 @@ pub(super) fn part(given: Vec<Value>, axis: usize) -> Result<Value, DeployError>
     let mut next = || given.next().ok_or_else(|| failed("an operand is missing"));
     let x = ordered(next()?.floats()?);
     let (start, end) = (whole(next()?)?, whole(next()?)?);
-    let size = x.shape[axis];
-    let within = |at: i32| match at < 0 {
-        true => size.saturating_sub(at.unsigned_abs() as usize),
-        false => size.min(at as usize),
-    };
-    let (start, end) = (within(start), within(end));
-    let mut shape = x.shape.clone();
-    shape[axis] = end.saturating_sub(start);
-    let inner: usize = x.shape[axis + 1..].iter().product();
-    let mut data = Vec::with_capacity(shape.iter().product());
-    for whole in x.data.chunks((size * inner).max(1)) {
-        data.extend_from_slice(&whole[start * inner..end.max(start) * inner]);
-    }
-    Ok(Value::floats_of(Floats::new(shape, data)))
+    let part = slice(&x, axis, start.into(), end.into())?;
+    Ok(Value::floats_of(part))
 }
 
 /// Floats from the last to the first along the first axis, of which there may be none.
@@ -131,29 +120,8 @@ pub(super) fn reshaped(given: Vec<Value>, is_zero_meant: bool) -> Result<Value, 
     let Foreign::Int32Tensor(sizes) = next()?.into_foreign()? else {
         return Err(failed("a shape is not of whole numbers"));
     };
-    let mut shape = Vec::with_capacity(sizes.len());
-    let mut left = None;
-    for (axis, size) in sizes.iter().enumerate() {
-        shape.push(match size {
-            -1 if left.replace(axis).is_none() => 1,
-            0 if !is_zero_meant => *x
-                .shape
-                .get(axis)
-                .ok_or_else(|| failed("no axis has a size of 0"))?,
-            size => usize::try_from(*size).map_err(|_| failed("a size is below 0"))?,
-        });
-    }
-    let known: usize = shape.iter().product();
-    if let Some(axis) = left {
-        shape[axis] = x.data.len().checked_div(known).unwrap_or(0);
-    }
-    if shape.iter().product::<usize>() != x.data.len() {
-        return Err(failed(format!(
-            "{:?} is not to be reshaped to {shape:?}",
-            x.shape
-        )));
-    }
-    x.shape = shape;
+    let sizes: Vec<i64> = sizes.iter().map(|size| i64::from(*size)).collect();
+    x.shape = float_operation::reshaped(&x.shape, &sizes, is_zero_meant)?;
     Ok(Value::floats_of(x))
 }
 

@@ -70,6 +70,11 @@ impl Writer<'_> {
                 let name = self.assign(x, value, &partial);
                 self.set(&o.out, name);
             }
+            Select(o) if o.dim == 0 && self.weights.is_quantized(o.tensor.id) => {
+                let indices = self.indices(&o.indices)?;
+                let name = self.table(node, &o.tensor, indices, &o.out)?;
+                self.set(&o.out, name);
+            }
             Select(o) => {
                 let inputs = vec![self.operand(&o.tensor)?, self.indices(&o.indices)?];
                 let axis = vec![Attribute::Int("axis", o.dim as i64)];

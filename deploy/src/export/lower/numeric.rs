@@ -305,7 +305,7 @@ impl Writer<'_> {
             Attribute::Int("largest", i64::from(largest)),
             Attribute::Int("sorted", 1),
         ];
-        let [top, at] = self.emit_all("TopK", inputs, ["TopK", "TopK_indices"], attributes);
+        let [top, at] = self.emit_all_in("", "TopK", inputs, ["TopK", "TopK_indices"], attributes);
         if let Some(values) = values {
             self.set(values, top);
         }

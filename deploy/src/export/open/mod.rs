@@ -15,7 +15,6 @@ use burn_lean_graph::{Graph, Rolled, Tensors, record, signature};
 use crate::{DeployError, Dimension};
 use analysis::analyse;
 use loops::sample_of_fewer;
-pub(crate) use probe::without_autodiff;
 use probe::{Sample, resized, with_counts};
 use sizes::Sizes;
 pub(crate) use sizes::{Known, Number, Size};

@@ -331,12 +331,3 @@ impl TensorMapper for Resize<'_> {
         self.of_one(on.dims(), zeros)
     }
 }
-
-/// The inputs on devices without autodiff, so that evaluation is recorded.
-pub(crate) fn without_autodiff<I: Tensors>(inputs: &I) -> I {
-    struct Inner;
-    impl TensorMapper for Inner {
-        burn_lean_graph::every_kind!(|self, tensor| tensor.clone().without_autodiff());
-    }
-    inputs.map_tensors(&mut Inner)
-}

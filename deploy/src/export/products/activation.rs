@@ -112,7 +112,7 @@ impl Writer<'_> {
             ActivationQuantization::Dynamic(grid) if grid.is_of_onnx() => {
                 let names = [reader.codes(), "scale", "zero_point"];
                 let [codes, scale, zero_point] =
-                    self.emit_all("DynamicQuantizeLinear", vec![x], names, vec![]);
+                    self.emit_all_in("", "DynamicQuantizeLinear", vec![x], names, vec![]);
                 return Quantized {
                     codes,
                     scale,

@@ -104,15 +104,25 @@ impl Writer<'_> {
                 self.emit("DequantizeLinear", inputs, &codes.path, attributes)
             }
             Spread::Axis(0, _) | Spread::Within(..) if is_whole => {
-                let list = self.ints(&[-1]);
-                let indices = self.emit("Reshape", vec![indices, list], "Reshape", vec![]);
+                // `Select` has a list of indices, `Embedding` a matrix.
+                let is_list = out.shape.num_dims() == table.shape.num_dims();
+                let indices = match is_list {
+                    true => indices,
+                    false => {
+                        let list = self.ints(&[-1]);
+                        self.emit("Reshape", vec![indices, list], "Reshape", vec![])
+                    }
+                };
                 let (inputs, attributes) = self.stored(table, codes);
                 let mut rows = Vec::with_capacity(inputs.len());
                 for input in inputs {
                     rows.push(self.rows(input, indices.clone()));
                 }
                 let rows = self.emit("DequantizeLinear", rows, &codes.path, attributes);
-                self.reshape(rows, out)
+                match is_list {
+                    true => rows,
+                    false => self.reshape(rows, out),
+                }
             }
             _ => {
                 let table = self.dequantized_weight(table, codes);

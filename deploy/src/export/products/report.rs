@@ -35,7 +35,7 @@ impl std::fmt::Display for Execution {
     }
 }
 
-/// What became of a matrix product or convolution, or of a quantized table of embeddings.
+/// What became of a matrix product or convolution, or of a quantized table of which rows are taken.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerReport {
     /// Position of its operation in the graph.

@@ -15,6 +15,9 @@ use crate::host::{in_host_memory, read};
 /// Numbers that may be kept of any matrix: 96 MiB in F32.
 const RESIDENT: usize = 24 << 20;
 
+/// The largest factor of a row, with room for what the rows are then added up with in F32.
+const MOST_SCALE: f64 = 5e33;
+
 impl GradientMatrix {
     /// G v for a vector of length p, in F32; widened to F64 for the host.
     pub(crate) fn multiply(&self, vector: &[f32]) -> Result<Vec<f64>, PruneError> {
@@ -223,9 +226,9 @@ impl GradientMatrix {
             true => (before / after).sqrt(),
             false => 1.0,
         };
-        let scale = norms.iter().map(|norm| (keep * factor(*norm)) as f32);
+        let scale = |norm: &f64| (keep * factor(*norm)).min(MOST_SCALE) as f32;
         Ok(Self {
-            scale: Some(scale.collect()),
+            scale: Some(norms.iter().map(scale).collect()),
             ..self.clone()
         })
     }

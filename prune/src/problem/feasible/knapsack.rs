@@ -3,15 +3,13 @@
 //! A bound on operations is met by a price per operation (a Lagrange multiplier); groups of
 //! different sizes are taken by score per weight.
 
-use std::collections::HashMap;
-
 use super::cost_classes::CostClasses;
 
 /// Something that is kept or pruned as one: a weight or a group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unit {
     pub(super) id: u32,
-    /// The pool of its first weight.
+    /// The pool of its weights.
     pub(super) pool: u32,
     pub(super) weights: u32,
     pub(super) score: f64,
@@ -29,44 +27,23 @@ fn worth(unit: &Unit, price: f64) -> f64 {
     (unit.score - price * unit.cost) / f64::from(unit.weights)
 }
 
-/// Units with weights in several pools, by their id: the pools, and how many weights in each.
-pub(super) type Across = HashMap<u32, Vec<(u32, u32)>>;
-
-/// What is left of the counts of the pools.
-struct Room<'a> {
-    left: Vec<usize>,
-    across: &'a Across,
-}
-
-impl<'a> Room<'a> {
-    fn new(caps: &[usize], across: &'a Across) -> Self {
-        let left = caps.to_vec();
-        Self { left, across }
+/// Whether what is left of the counts has room for the unit, which takes it then.
+fn admit(left: &mut [usize], unit: &Unit) -> bool {
+    let rest = left[unit.pool as usize].checked_sub(unit.weights as usize);
+    if let Some(rest) = rest {
+        left[unit.pool as usize] = rest;
     }
-
-    /// Whether there was room for the unit, in all of its pools; it is taken.
-    fn admit(&mut self, unit: &Unit) -> bool {
-        let one = [(unit.pool, unit.weights)];
-        let parts = self.across.get(&unit.id).map_or(&one[..], Vec::as_slice);
-        let fits = |(pool, weights): &(u32, u32)| *weights as usize <= self.left[*pool as usize];
-        let admitted = parts.iter().all(fits);
-        if admitted {
-            for (pool, weights) in parts {
-                self.left[*pool as usize] -= *weights as usize;
-            }
-        }
-        admitted
-    }
+    rest.is_some()
 }
 
 /// The best units within the counts of their pools, at a price per operation.
-pub(super) fn take(units: &[Unit], caps: &[usize], across: &Across, price: f64) -> Vec<Unit> {
+pub(super) fn take(units: &[Unit], caps: &[usize], price: f64) -> Vec<Unit> {
     let worthwhile = |unit: &&Unit| price == 0.0 || worth(unit, price) > 0.0;
     if units.iter().any(|unit| unit.weights > 1) {
         let mut order: Vec<Unit> = units.iter().filter(worthwhile).copied().collect();
         order.sort_unstable_by(|a, b| better(a, b, price));
-        let mut room = Room::new(caps, across);
-        order.retain(|unit| room.admit(unit));
+        let mut left = caps.to_vec();
+        order.retain(|unit| admit(&mut left, unit));
         return order;
     }
     let mut pools: Vec<Vec<Unit>> = vec![Vec::new(); caps.len()];
@@ -92,14 +69,9 @@ pub(super) fn take(units: &[Unit], caps: &[usize], across: &Across, price: f64) 
 /// operations bind, these are the units with the largest score per operation; where the counts do as
 /// well, the lowest price that fits is found by halving; where none fits, one unit after the other is
 /// taken.
-pub(super) fn within_operations(
-    units: &[Unit],
-    caps: &[usize],
-    across: &Across,
-    bound: f64,
-) -> Vec<Unit> {
+pub(super) fn within_operations(units: &[Unit], caps: &[usize], bound: f64) -> Vec<Unit> {
     let cost = |chosen: &[Unit]| chosen.iter().map(|unit| unit.cost).sum::<f64>();
-    let free = take(units, caps, across, 0.0);
+    let free = take(units, caps, 0.0);
     if cost(&free) <= bound {
         return free;
     }
@@ -118,12 +90,12 @@ pub(super) fn within_operations(
             }
         }
         _ => {
-            let at = |price| take(units, caps, across, price);
+            let at = |price| take(units, caps, price);
             lowest_price(highest, |price| cost(&at(price)) <= bound).map_or(Vec::new(), at)
         }
     };
     match best.is_empty() {
-        true => one_by_one(units, Room::new(caps, across), bound),
+        true => one_by_one(units, caps, bound),
         false => best,
     }
 }
@@ -184,7 +156,7 @@ fn best_per_operation(units: &[Unit], bound: f64) -> Vec<Unit> {
 
 /// Units in the order of their score per operation, those without one after them in the order of
 /// their score, as long as they fit.
-fn one_by_one(units: &[Unit], mut room: Room<'_>, bound: f64) -> Vec<Unit> {
+fn one_by_one(units: &[Unit], caps: &[usize], bound: f64) -> Vec<Unit> {
     let per_operation = |unit: &Unit| match unit.score > 0.0 {
         true => unit.score / unit.cost,
         false => 0.0,
@@ -195,9 +167,9 @@ fn one_by_one(units: &[Unit], mut room: Room<'_>, bound: f64) -> Vec<Unit> {
             .total_cmp(&per_operation(a))
             .then(better(a, b, 0.0))
     });
-    let mut operations = bound;
+    let (mut left, mut operations) = (caps.to_vec(), bound);
     order.retain(|unit| {
-        let fits = unit.cost <= operations && room.admit(unit);
+        let fits = unit.cost <= operations && admit(&mut left, unit);
         if fits {
             operations -= unit.cost;
         }

@@ -36,19 +36,13 @@ pub struct GridConfig {
     #[config(default = "FirstCodes::Compensated")]
     pub first: FirstCodes,
     /// Largest number of sweeps of coordinate descent over all codes, each followed by new scales
-    /// where they are fitted, before and after every round of exchanges; 0 leaves the codes as they
-    /// are found. Default 50.
+    /// where they are fitted; 0 leaves the codes as they are found. Default 50.
     #[config(default = 50)]
     pub sweeps: usize,
     /// Whether scales are fitted to the codes. Default: yes.
     #[config(default = true)]
     pub fit_scales: bool,
-    /// Largest number of rounds in which kept weights become zeros and pruned ones take their place,
-    /// within budget and pattern; groups stay as they are. 0 leaves the zeros where the method put
-    /// them. Default 10.
-    #[config(default = 10)]
-    pub exchange_rounds: usize,
-    /// A sweep or a round that lowers the objective by less than this fraction of what it is without
+    /// A sweep that lowers the objective by less than this fraction of what it is without
     /// its linear term is the last one. Default 1e-5.
     #[config(default = 1e-5)]
     pub tolerance: f64,
@@ -65,10 +59,7 @@ impl GridConfig {
 
     /// One after the other with compensation, and no further: prune, then round.
     pub fn compensated(layers: Vec<LayerGrid>) -> Self {
-        Self::new(layers)
-            .with_sweeps(0)
-            .with_fit_scales(false)
-            .with_exchange_rounds(0)
+        Self::new(layers).with_sweeps(0).with_fit_scales(false)
     }
 }
 
@@ -87,6 +78,7 @@ pub enum FirstCodes {
 
 /// The grid of one parameter: which of its weights share a scale, and which codes there are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LayerGrid {
     /// Path of the parameter, for example `fc1.weight`.
     pub path: String,

@@ -128,16 +128,6 @@ impl Levels {
         code.clamp(f64::from(min), f64::from(max)) as i32
     }
 
-    /// The nearest code that is not 0.
-    pub(crate) fn nearest_nonzero(&self, group: usize, value: f64) -> i32 {
-        let (min, max) = self.bounds[group];
-        match self.nearest(group, value) {
-            0 if max == 0 || (value < 0.0 && min < 0) => -1,
-            0 => 1,
-            code => code,
-        }
-    }
-
     /// What a code stands for.
     pub(crate) fn value(&self, group: usize, code: i32) -> f32 {
         code as f32 * self.scales[group]

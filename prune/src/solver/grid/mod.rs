@@ -1,11 +1,8 @@
-//! Codes of the weights that are kept: rounding with the same Fisher as pruning, and zeros and codes
-//! together.
+//! Codes of the weights that are kept: rounding with the same Fisher as pruning.
 //!
 //! ```text
 //! codes ← the first ones: nearest, or one after the other with compensation
-//! repeat:
-//!     repeat until little changes: a sweep of coordinate descent over codes; the best scales
-//!     exchange kept weights for pruned ones, codes and all; stop where none is exchanged
+//! repeat until little changes: a sweep of coordinate descent over codes; the best scales
 //! ```
 //!
 //! No step after the first codes raises the objective.
@@ -14,22 +11,18 @@ mod columns;
 mod compensate;
 pub(crate) mod config;
 mod descent;
-mod exchange;
 pub(crate) mod levels;
 mod state;
 
 use crate::error::PruneError;
 use crate::problem::Problem;
-use crate::problem::feasible::Feasible;
 use crate::problem::objective::Objective;
 use crate::problem::solution::{Rounded, RoundedLayer, Step};
 use crate::solver::clock::Clock;
-use crate::solver::dead::Dead;
 use columns::Columns;
 use compensate::compensate;
 use config::{FirstCodes, GridConfig};
 use descent::{fit_scales, sweep};
-use exchange::exchange;
 use levels::Levels;
 use state::State;
 
@@ -46,10 +39,8 @@ pub(crate) struct OnGrid {
 /// Rounds `weights`, the best real values on `support` (ascending).
 pub(crate) fn on_grid(
     problem: &Problem,
-    feasible: &Feasible,
     config: &GridConfig,
     (weights, support): (Vec<f32>, Vec<usize>),
-    dead: &Dead,
     clock: &mut Clock,
 ) -> Result<OnGrid, PruneError> {
     let few = problem.over_few_rows()?;
@@ -85,20 +76,6 @@ pub(crate) fn on_grid(
     };
     search.note(Step::Round);
     search.descend()?;
-    if feasible.exchanges_single_weights() {
-        for _ in 0..config.exchange_rounds {
-            let before = search.state.squares();
-            let exchanged = exchange(&mut search.state, feasible, dead, &mut search.support)?;
-            if exchanged == 0 {
-                break;
-            }
-            search.note(Step::CodeExchange);
-            search.descend()?;
-            if search.is_settled(before) {
-                break;
-            }
-        }
-    }
     let Search {
         state, mut support, ..
     } = search;

@@ -16,6 +16,7 @@ use super::pretrained::opened;
 use super::sparse::decompress;
 use super::targets::Targets;
 use crate::deploy::safetensors_file::{FileError, fitting};
+use crate::fake::op::to_dtype;
 use crate::module::walk::{Site, map_quantizers, weight_schemes};
 use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 
@@ -308,7 +309,7 @@ impl Loader<'_> {
             _ => DType::F32,
         };
         let dtype = FloatDType::from(dtype);
-        let values = weight.dequantize::<D>(device)?.cast(dtype);
+        let values = to_dtype(weight.dequantize::<D>(device)?, dtype);
         let loaded = (weight, place, device.clone(), dtype);
         self.weights.insert(path, loaded);
         Ok(values)

@@ -53,11 +53,21 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub struct PretrainedFolder {
     folder: PathBuf,
-    /// Bytes of the tensors, and their names.
-    shards: Vec<(u64, Vec<String>)>,
+    shards: Vec<Shard>,
     groups: Vec<Group>,
     floats: Vec<String>,
     report: CompressedReport,
+}
+
+/// A file of weights.
+#[derive(Debug)]
+struct Shard {
+    /// The name that it has now.
+    file: String,
+    /// Bytes of its tensors.
+    bytes: u64,
+    /// Their names.
+    tensors: Vec<String>,
 }
 
 impl PretrainedFolder {
@@ -101,18 +111,22 @@ impl PretrainedFolder {
         model: &M,
         names: impl Fn(&str) -> String,
     ) -> Result<(), QuantError> {
-        let path = self.folder.join(shard(self.shards.len() + 1, None));
+        let name = shard(self.shards.len() + 1, None);
+        let path = self.folder.join(&name);
         let file = FileError::new(&path);
         let written = Written::of(model, &names, &file)?;
-        let known = |name: &&String| self.shards.iter().any(|(_, names)| names.contains(name));
+        let known = |name: &&String| self.shards.iter().any(|shard| shard.tensors.contains(name));
         if let Some(twice) = written.tensors.keys().find(known) {
             return Err(file.write(format!("two tensors of the model are named `{twice}`")));
         }
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         self.report.bytes += write(&written.tensors, metadata, &path)?;
         let bytes = written.tensors.values().map(|stored| stored.len() as u64);
-        let names = written.tensors.keys().cloned().collect();
-        self.shards.push((bytes.sum(), names));
+        self.shards.push(Shard {
+            file: name,
+            bytes: bytes.sum(),
+            tensors: written.tensors.keys().cloned().collect(),
+        });
         for mut group in written.groups {
             let layers = std::mem::take(&mut group.targets);
             group.joins(&mut self.groups, layers);
@@ -128,14 +142,15 @@ impl PretrainedFolder {
     ///
     /// # Errors
     ///
-    /// [`QuantError::File`] when a file cannot be written, or `config` is no object.
-    pub fn finish(mut self, config: impl Serialize) -> Result<CompressedReport, QuantError> {
+    /// [`QuantError::File`] when a file cannot be written, or `config` is no object. Nothing is lost by it:
+    /// call it again.
+    pub fn finish(&mut self, config: impl Serialize) -> Result<CompressedReport, QuantError> {
         let path = self.folder.join(CONFIG);
         let file = FileError::new(&path);
         let Ok(Value::Object(mut config)) = serde_json::to_value(config) else {
             return Err(file.write("the configuration is no JSON object"));
         };
-        let quantization = QuantizationConfig::of(self.groups, self.floats);
+        let quantization = QuantizationConfig::of(self.groups.clone(), self.floats.clone());
         self.report.format.clone_from(&quantization.format);
         config.remove(KEY);
         if !quantization.config_groups.is_empty() {
@@ -148,23 +163,28 @@ impl PretrainedFolder {
             metadata: Map::new(),
             weight_map: BTreeMap::new(),
         };
-        for (number, (_, names)) in self.shards.iter().enumerate() {
+        for (number, one) in self.shards.iter_mut().enumerate() {
             let name = match count {
                 1 => WHOLE.to_string(),
                 _ => shard(number + 1, Some(count)),
             };
-            let written = self.folder.join(shard(number + 1, None));
-            FILES.rename(&written, &self.folder.join(&name))?;
-            let places = names.iter().map(|tensor| (tensor.clone(), name.clone()));
+            // A call that failed may have renamed it.
+            if one.file != name {
+                let written = self.folder.join(&one.file);
+                FILES.rename(&written, &self.folder.join(&name))?;
+                one.file = name;
+            }
+            let places = one.tensors.iter();
+            let places = places.map(|tensor| (tensor.clone(), one.file.clone()));
             index.weight_map.extend(places);
         }
         if count > 1 {
-            let bytes: u64 = self.shards.iter().map(|(bytes, _)| bytes).sum();
+            let bytes: u64 = self.shards.iter().map(|shard| shard.bytes).sum();
             index.metadata.insert("total_size".into(), bytes.into());
             write_json(&self.folder.join(INDEX), &index)?;
         }
         write_json(&path, &config)?;
-        Ok(self.report)
+        Ok(self.report.clone())
     }
 }
 

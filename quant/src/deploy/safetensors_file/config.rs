@@ -7,21 +7,17 @@ use burn::module::Module;
 use burn_lean_reparam::Rejected;
 
 use super::load::try_load;
-use crate::{ConversionReport, Dequantize, QuantError, Storage};
+use crate::{ConversionReport, Dequantize, QuantError};
 
 /// How a file of [`save_safetensors`](crate::save_safetensors) is loaded.
 ///
 /// ```
-/// use burn_lean_quant::{Dequantize, LoadConfig, Storage};
+/// use burn_lean_quant::{Dequantize, LoadConfig};
 ///
-/// let config = LoadConfig::new();
-/// assert_eq!((config.storage, config.dequantize), (Storage::Auto, Dequantize::Once));
+/// assert_eq!(LoadConfig::new().dequantize, Dequantize::Once);
 /// ```
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub struct LoadConfig {
-    /// Where codes are kept. Default: what the device prefers.
-    #[config(default = "Storage::Auto")]
-    pub storage: Storage,
     /// When the float values of weights are computed. Default: once, which is as fast as the float
     /// model.
     #[config(default = "Dequantize::Once")]
@@ -73,7 +69,7 @@ impl LoadConfig {
     }
 }
 
-/// [`LoadConfig::load`] with this storage, without the report.
+/// [`LoadConfig::load`] as it is by default, without the report.
 ///
 /// # Errors
 ///
@@ -81,8 +77,8 @@ impl LoadConfig {
 pub fn load_safetensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
-    storage: Storage,
 ) -> Result<M, Rejected<M, QuantError>> {
-    let config = LoadConfig::new().with_storage(storage);
-    config.load(model, path).map(|(loaded, _)| loaded)
+    LoadConfig::new()
+        .load(model, path)
+        .map(|(loaded, _)| loaded)
 }

@@ -21,6 +21,7 @@ use crate::codes::quantized_tensor::{qparams_on, unpack};
 use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
 use crate::deploy::convert::OtherBytes;
+use crate::fake::op::to_dtype;
 use crate::model::record::check_schemes;
 use crate::model::unobserved::rounding;
 use crate::module::effective::{FileNames, chained};
@@ -266,7 +267,7 @@ impl Loader<'_> {
         let asked = self.config.dequantize;
         // Burn's layers dequantize to the device's own dtype.
         let held = is_prepared || (asked != Dequantize::Once && dtype == FloatDType::F32);
-        let held = held.then(|| weight.store::<D>(device, self.config.storage));
+        let held = held.then(|| weight.store::<D>(device));
         let looked_at = match asked {
             Dequantize::InProduct if self.chained.contains(path) => {
                 Err("it is in a chain of reparameterizations".into())
@@ -282,7 +283,7 @@ impl Loader<'_> {
         let held = held.filter(|held| is_prepared || looked_at.is_ok() || held.is_err());
         let (tensor, outcome) = self.tensor(path, &weight, held, is_prepared, || {
             let values = weight.dequantize::<D>(device);
-            values.map(|values| values.cast(dtype))
+            values.map(|values| to_dtype(values, dtype))
         })?;
         let dequantize = match looked_at {
             Ok(()) => asked,

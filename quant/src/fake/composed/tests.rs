@@ -58,9 +58,12 @@ fn rules() -> Vec<Rule> {
         NumberFormat::E2M1,
     ];
     let rules = granularities.iter().flat_map(|granularity| {
-        formats.iter().map(|format| Rule {
-            grid: format.grid(),
-            groups: Groups::new(granularity, &SHAPE).unwrap(),
+        formats.iter().flat_map(move |format| {
+            [None, Some(1.25)].map(|limit| Rule {
+                grid: format.grid(),
+                groups: Groups::new(granularity, &SHAPE).unwrap(),
+                limit,
+            })
         })
     });
     rules.collect()

@@ -1,6 +1,6 @@
 //! The inputs of a model's layers, collected while it runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param};
@@ -20,10 +20,52 @@ use crate::{
 ///
 /// A linear layer has one; a convolution one for each group of channels, over its patches. They
 /// are taken behind the layer's input quantizer: what the quantized layer will see.
+///
+/// Where a recorded forward pass multiplies by a weight and by its transpose, looks rows of it up, or reads it in a
+/// product of another kind, too, they are not all that it serves: it has none.
 #[derive(Debug, Clone, Default)]
 pub struct LayerInputs {
-    layers: BTreeMap<String, Vec<InputStatistics>>,
+    layers: BTreeMap<String, Inputs>,
+    /// Weights that have none although products read them, and why.
+    refused: BTreeMap<String, &'static str>,
+    /// Weights of products whose inputs are not collected, while it is being collected.
+    read_otherwise: BTreeSet<String>,
     error: Option<QuantError>,
+}
+
+/// Why the inputs of products with a table do not count.
+pub(crate) const LOOKED_UP: &str = "its rows are looked up, too";
+
+const READ_OTHERWISE: &str = "a product whose inputs are not collected reads it, too";
+
+/// The inputs of a weight.
+#[derive(Debug, Clone)]
+struct Inputs {
+    /// Of each group.
+    groups: Vec<InputStatistics>,
+    /// The axis of the weight over which products with it add up, where that is known.
+    axis: Option<usize>,
+}
+
+impl Inputs {
+    /// Why both are not the inputs of one matrix.
+    fn apart_from(&self, other: &Self) -> Option<&'static str> {
+        if let (Some(axis), Some(other)) = (self.axis, other.axis)
+            && axis != other
+        {
+            return Some("it is multiplied both as it is and transposed");
+        }
+        let mut pairs = self.groups.iter().zip(&other.groups);
+        pairs
+            .any(|(one, other)| one.features() != other.features())
+            .then_some("its products have different numbers of inputs")
+    }
+
+    fn merge(&mut self, other: &Self) -> Result<(), QuantError> {
+        self.axis = self.axis.or(other.axis);
+        let mut pairs = self.groups.iter_mut().zip(&other.groups);
+        pairs.try_for_each(|(one, other)| one.merge(other))
+    }
 }
 
 impl LayerInputs {
@@ -62,19 +104,24 @@ impl LayerInputs {
     ) -> Result<Self, QuantError> {
         let collected = Arc::new(Mutex::new(Self::default()));
         run(&collecting(model, &collected)).outcome()?;
-        let collected = std::mem::take(&mut *lock(&collected));
+        let mut collected = std::mem::take(&mut *lock(&collected));
+        collected.refuse_read_otherwise();
         match collected.error {
             Some(error) => Err(error),
-            None if collected.layers.is_empty() => Err(QuantError::NoData {
-                what: "the collection of layer inputs".into(),
-            }),
+            None if collected.layers.is_empty() && collected.refused.is_empty() => {
+                Err(QuantError::NoData {
+                    what: "the collection of layer inputs".into(),
+                })
+            }
             None => Ok(collected),
         }
     }
 
     /// The statistics of the layer whose weight has this path, one for each group.
     pub fn of(&self, weight: &str) -> Option<&[InputStatistics]> {
-        self.layers.get(weight).map(Vec::as_slice)
+        self.layers
+            .get(weight)
+            .map(|inputs| inputs.groups.as_slice())
     }
 
     /// Paths of the weights, in alphabetical order.
@@ -84,23 +131,61 @@ impl LayerInputs {
 
     /// Adds statistics of a layer that was called otherwise.
     pub fn insert(&mut self, weight: impl Into<String>, statistics: Vec<InputStatistics>) {
-        self.layers.insert(weight.into(), statistics);
+        let weight = weight.into();
+        self.refused.remove(&weight);
+        let inputs = Inputs {
+            groups: statistics,
+            axis: None,
+        };
+        self.layers.insert(weight, inputs);
+    }
+
+    /// Why a weight has none although products read it.
+    pub(crate) fn refusal(&self, weight: &str) -> Option<&'static str> {
+        self.refused.get(weight).copied()
+    }
+
+    /// From now on, this weight has none.
+    pub(crate) fn refuse(&mut self, weight: &str, reason: &'static str) {
+        self.layers.remove(weight);
+        self.refused.insert(weight.to_string(), reason);
+    }
+
+    /// Notes that a product whose inputs are not collected reads this weight. One that no other reads has no
+    /// inputs anyway, so that it is not refused here.
+    pub(crate) fn note_other_product(&mut self, weight: &str) {
+        if !self.read_otherwise.contains(weight) {
+            self.read_otherwise.insert(weight.to_string());
+        }
+    }
+
+    fn refuse_read_otherwise(&mut self) {
+        for weight in std::mem::take(&mut self.read_otherwise) {
+            if self.layers.contains_key(&weight) {
+                self.refuse(&weight, READ_OTHERWISE);
+            }
+        }
     }
 
     /// Forgets the layers of other weights.
     pub(crate) fn retain(&mut self, keeps: impl Fn(&str) -> bool) {
         self.layers.retain(|weight, _| keeps(weight));
+        self.refused.retain(|weight, _| keeps(weight));
     }
 
     /// Takes the inputs of the layer with this weight, part by part: of each, a matrix of samples for each
-    /// group.
+    /// group. `axis` is that of the weight over which the product adds up, where that is known.
     pub(crate) fn observe(
         collected: &Mutex<Self>,
         weight: &str,
+        axis: Option<usize>,
         parts: impl Iterator<Item = Vec<Tensor<2>>>,
     ) {
+        if lock(collected).refusal(weight).is_some() {
+            return;
+        }
         // Read and multiplied before it locks.
-        let seen = statistics(parts);
+        let seen = statistics(parts).map(|groups| Inputs { groups, axis });
         let mut collected = lock(collected);
         if collected.error.is_some() {
             return;
@@ -110,13 +195,13 @@ impl LayerInputs {
         }
     }
 
-    fn add(&mut self, weight: &str, seen: Vec<InputStatistics>) -> Result<(), QuantError> {
+    fn add(&mut self, weight: &str, seen: Inputs) -> Result<(), QuantError> {
         match self.layers.get_mut(weight) {
             // A convolution has no group in a batch without examples.
-            Some(before) if !before.is_empty() => {
-                let mut pairs = before.iter_mut().zip(&seen);
-                pairs.try_for_each(|(before, seen)| before.merge(seen))?;
-            }
+            Some(before) if !before.groups.is_empty() => match before.apart_from(&seen) {
+                Some(reason) => self.refuse(weight, reason),
+                None => before.merge(&seen)?,
+            },
             _ => drop(self.layers.insert(weight.to_string(), seen)),
         }
         Ok(())
@@ -142,7 +227,7 @@ fn statistics(
 
 /// Called by `forward_q` with what a linear layer multiplies.
 pub(crate) fn linear<const D: usize>(weight: &Param<Tensor<2>>, x: &Tensor<D>) {
-    offer(weight, || {
+    offer(weight, 0, || {
         let features = x.dims()[D - 1];
         let rows = x.shape().num_elements() / features.max(1);
         let samples = x.clone().without_autodiff().reshape([rows, features]);
@@ -152,7 +237,7 @@ pub(crate) fn linear<const D: usize>(weight: &Param<Tensor<2>>, x: &Tensor<D>) {
 
 /// Called by `forward_q` with what a convolution slides over.
 pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) {
-    offer(&layer.weight, || {
+    offer(&layer.weight, 1, || {
         parts(x, layer.kernel_size).map(|x| patches_1d(layer, x))
     });
 }
@@ -160,7 +245,7 @@ pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) {
 /// As [`conv1d`].
 pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) {
     let kernel = layer.kernel_size.iter().product();
-    offer(&layer.weight, || {
+    offer(&layer.weight, 1, || {
         parts(x, kernel).map(|x| patches(layer, x))
     });
 }
@@ -181,8 +266,10 @@ pub(crate) fn parts<const D: usize>(
     starts.map(move |start| x.clone().narrow(0, start, step.min(examples - start)))
 }
 
+/// `axis`: that of the weight over which its product adds up.
 fn offer<const W: usize, P: Iterator<Item = Vec<Tensor<2>>>>(
     weight: &Param<Tensor<W>>,
+    axis: usize,
     parts: impl FnOnce() -> P,
 ) {
     // In a recording there are no values; the execution shows them.
@@ -192,7 +279,7 @@ fn offer<const W: usize, P: Iterator<Item = Vec<Tensor<2>>>>(
     let quantizers = WeightQuantizer::of(weight);
     let listener = quantizers.and_then(|quantizers| quantizers.weight.listener());
     if let Some(Listener::Inputs { into, weight }) = listener {
-        LayerInputs::observe(into, weight, parts());
+        LayerInputs::observe(into, weight, Some(axis), parts());
     }
 }
 

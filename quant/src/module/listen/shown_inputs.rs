@@ -6,10 +6,11 @@ use burn::backend::ir::{ModuleOperationIr, OperationIr, TensorIr};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 use burn_lean_graph::hooks::{Hook, HookedAt};
-use burn_lean_graph::{Kernel, Role};
+use burn_lean_graph::{Kernel, Node, Role};
 
 use crate::module::LayerInputs;
-use crate::module::listen::layer_inputs::{of_groups, parts};
+use crate::module::listen::layer_inputs::{LOOKED_UP, of_groups, parts};
+use crate::module::listen::listener::lock;
 
 /// Shows what the product with a weight multiplies it with, behind the layer's input quantizer.
 pub(crate) struct ShownInputs {
@@ -35,14 +36,42 @@ impl Hook for ShownInputs {
         let shown = at.node.operation().outputs().next();
         for reader in at.node.readers() {
             let operation = reader.operation();
-            // Of a product, the weight is on the right.
+            // Of the products that are collected, the weight is on the right.
             let is_left = operation.inputs().next().map(|left| left.id) == shown.map(|one| one.id);
-            if let (true, Some(parts)) = (is_left, samples(tensor.clone(), operation)) {
-                LayerInputs::observe(&self.into, &self.weight, parts);
+            if is_left && reader.reads_table() {
+                lock(&self.into).refuse(&self.weight, LOOKED_UP);
+                continue;
+            }
+            let parts = match is_left {
+                true => samples(tensor.clone(), operation),
+                false => None,
+            };
+            match parts {
+                Some(parts) => {
+                    LayerInputs::observe(&self.into, &self.weight, summed_axis(&reader), parts);
+                }
+                // Of a sequence, which is shown as a whole, the products read views.
+                None if reader.is_view() => {}
+                None => lock(&self.into).note_other_product(&self.weight),
             }
         }
         Ok(tensor)
     }
+}
+
+/// The axis of the weight, as it lies in its parameter, over which a product adds up; `None` where something
+/// else than views is between them.
+fn summed_axis(product: &Node<'_>) -> Option<usize> {
+    use ModuleOperationIr as Op;
+    let operation = product.operation();
+    let axis = match operation {
+        OperationIr::Module(Op::Conv1d(_) | Op::Conv2d(_)) => 1,
+        _ => {
+            let weight = operation.inputs().nth(1)?;
+            weight.shape.num_dims().checked_sub(2)?
+        }
+    };
+    product.viewed(1, axis).map(|(_, axis)| axis)
 }
 
 /// What comes part by part: for each group of channels what each output sees.
