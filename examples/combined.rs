@@ -27,9 +27,7 @@ use burn::tensor::{Device, Int, Tensor};
 use burn::train::{Learner, SupervisedTraining};
 use burn_lean::amp::{Amp, AmpError, AmpInferenceStep, AmpTrainStep, Autocast, GradScalerConfig};
 use burn_lean::prune::{Budget, FisherConfig, Masks, PrunerConfig, SolverConfig};
-use burn_lean::quant::{
-    ConvertConfig, QatConfig, QuantizedForward, Schedule, Unsupported, advance,
-};
+use burn_lean::quant::{ConvertConfig, QatConfig, QuantizedForward, Schedule, Unsupported};
 use burn_lean::reparam::{ChainReparameterizer, attach};
 use clap::Parser;
 use support::{Batch, Cell, ImageSet, MlpNet, Options, ProgressRenderer, Table, ToBatch};
@@ -174,7 +172,7 @@ fn prepare(
     images: &ImageSet,
     device: &Device,
 ) -> Result<(Classifier, Autocast), Box<dyn Error>> {
-    // Ranges are observed in the first epoch, quantized with from the second.
+    // Ranges are observed in the first epoch, for 50 steps at most; then they are quantized with.
     let epoch = images.train.len().div_ceil(BATCH_SIZE) as u64;
     let quant = QatConfig::new().with_schedule(Schedule::new().with_quantize_from(epoch.min(50)));
     let mask_and_quantize = ChainReparameterizer::new(
@@ -202,8 +200,6 @@ fn plain_loop(
             let loss = scaler.scale(model.loss(&autocast, batch)?)?;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = scaler.step(&mut optim, 0.1 * LEARNING_RATE, model, grads)?;
-            // What comes after a step; masks that follow a schedule would be replaced here, too.
-            model = advance(model);
         }
     }
     Ok(model)
@@ -234,10 +230,8 @@ fn learner(
     device: &Device,
 ) -> Result<Classifier, Box<dyn Error>> {
     let scaler = GradScalerConfig::for_dtype(autocast.dtype());
-    let amp = Amp::from_prepared(model, autocast, &scaler)
-        .map_err(|rejected| rejected.into_error())?
-        // What comes after a step.
-        .with_after_step(advance);
+    let amp =
+        Amp::from_prepared(model, autocast, &scaler).map_err(|rejected| rejected.into_error())?;
     let monitor = amp.monitor();
     let loader = |images: &support::Images| {
         let side = images.side();

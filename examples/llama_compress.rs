@@ -12,6 +12,8 @@
 //!     --tokens tokens.safetensors --preset w4a8-g32 --engine
 //! cargo run -p burn-lean --release --example llama_compress -- --checkpoint Llama-3.1-8B/ \
 //!     --tokens tokens.safetensors --preset w4a16-g32 --stream blocks --pretrained Llama-3.1-8B-w4a16
+//! cargo run -p burn-lean --release --example llama_compress -- --checkpoint Llama-3.1-8B/ \
+//!     --tokens tokens.safetensors --preset sparse-2:4-w4a16-g32 --stream blocks --state state --pretrained DIR
 //! ```
 //!
 //! The checkpoint is a Llama with the names of Hugging Face or of Meta, in F32, F16 or BF16, which become
@@ -21,7 +23,24 @@
 //! network is refused. A file by itself does not say how positions are rotated and norms computed: as in
 //! Llama 2, unless `--rope-theta` and `--norm-eps` say otherwise.
 //!
-//! The tokens are I32 tensors `calibration` and `eval`, `[windows, tokens]`. Perplexity is over all windows
+//! The tokens are I32 tensors `calibration` and `eval`, `[windows, tokens]`, here of 512 tokens each:
+//!
+//! ```python
+//! import numpy, safetensors.numpy, transformers
+//! tokenizer = transformers.AutoTokenizer.from_pretrained("Llama-3.1-8B")
+//!
+//! def windows(path, length=512):
+//!     ids = tokenizer(open(path, encoding="utf-8").read())["input_ids"]
+//!     return numpy.array(ids[: len(ids) // length * length], dtype=numpy.int32).reshape(-1, length)
+//!
+//! tokens = {"calibration": windows("calibration.txt"), "eval": windows("eval.txt")}
+//! safetensors.numpy.save_file(tokens, "tokens.safetensors")
+//! ```
+//!
+//! At least as many calibration tokens as the widest layer has inputs (14,336 for 8B); the last of a window is
+//! nobody's input.
+//!
+//! Perplexity is over all windows
 //! of `eval`, each token but the first of a window predicted from those before it. The tiny model is trained
 //! on all of its 3,300 characters, calibrated on the first three quarters and evaluated on the last: its
 //! table says how much of what it has learnt by heart a method keeps. `--json` writes a row for each
@@ -38,7 +57,9 @@
 //! from the original on the calibration text, with the zeros held. `--stream` has one block in memory at a
 //! time, for models that are too large, and measures the perplexity block by block, too; it generates
 //! nothing. `--pretrained` writes a folder that Transformers and vLLM load, with floats in F32;
-//! `tools/read_pretrained.py` measures its perplexity there.
+//! `tools/read_pretrained.py` measures its perplexity there. Zeros of 2:4 are stored like other weights, as floats
+//! or as codes: a folder is no smaller for them, readers of today know no layout without them. With `--state` the
+//! same command goes on after a kill, and writes the unfinished folder of `--pretrained` anew.
 
 #[path = "llama_compress/checkpoint.rs"]
 mod checkpoint;
@@ -105,10 +126,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     {
         return streamed::run(cli, folder, checkpoint, tokens, &device);
     }
-    let mut pretrained = cli
-        .pretrained
-        .as_deref()
-        .map(Pretrained::create)
+    let mut pretrained = (cli.pretrained.as_deref())
+        .map(|to| Pretrained::create(to, cli.state.is_some()))
         .transpose()?;
     let Loaded {
         model,

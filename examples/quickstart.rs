@@ -15,7 +15,8 @@
 //! marked 10.
 //! `amp_custom_loop`, `prune_chita` and `qat_finetune` go deeper, each into one of them. The 1,797
 //! digits are part of the binary; `--data` trains on a folder with MNIST instead. On a CPU half
-//! precision saves memory, not time. `--dtype f16` shows the loss scale at work.
+//! precision saves memory, not time. `RUST_LOG=burn_lean_amp=info` before the command, with `--dtype f16`,
+//! shows the loss scale at work.
 
 mod support;
 
@@ -32,9 +33,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{Autocast, GradScalerConfig};
 use burn_lean::deploy::{EngineConfig, Export};
 use burn_lean::prune::{Budget, Masks, Pruner, SparseRecord};
-use burn_lean::quant::{
-    ConvertConfig, QatConfig, QuantizedForward, Unsupported, WeightConfig, advance,
-};
+use burn_lean::quant::{ConvertConfig, QatConfig, QuantizedForward, Unsupported, WeightConfig};
 use burn_lean::reparam::{ChainReparameterizer, attach, each_plain_float};
 use clap::Parser;
 use support::{AttentionNet, Bar, Cell, ImageSet, Options, Table, median_ms, write_bars};
@@ -106,7 +105,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let epochs = u64::from(cli.epochs);
     way.stage("FP32", |way| {
         let model = initial.clone();
-        let model = way.train(model, FloatDType::F32, epochs, LEARNING_RATE, |model| model)?;
+        let model = way.train(model, FloatDType::F32, epochs, LEARNING_RATE)?;
         way.dense(model)
     })?;
     let half = cli.options.dtype(&device);
@@ -114,7 +113,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let autocast = cli.options.autocast(half).init(&device)?;
     let name = format!("AMP {}", support::dtype_name(&autocast));
     let model = way.stage(&name, |way| {
-        let model = way.train(initial, half, epochs, LEARNING_RATE, |model| model)?;
+        let model = way.train(initial, half, epochs, LEARNING_RATE)?;
         way.dense(model)
     })?;
     let mut masks = None;
@@ -211,14 +210,13 @@ impl Way<'_> {
         Ok(model)
     }
 
-    /// A plain training loop in `dtype`; `after_step` is where quantization has its say.
+    /// A plain training loop in `dtype`.
     fn train(
         &self,
         mut model: AttentionNet,
         dtype: FloatDType,
         epochs: u64,
         learning_rate: f64,
-        after_step: impl Fn(AttentionNet) -> AttentionNet,
     ) -> Result<AttentionNet, Box<dyn Error>> {
         // 1. Which precision, and a scaler for the loss: dynamic for F16, one that only looks at the
         // gradients for BF16, and none for F32. The model stays as it is.
@@ -237,7 +235,7 @@ impl Way<'_> {
                 // 3. Scale the loss, go backward, and let the scaler step or skip.
                 let grads = scaler.scale(loss)?.backward();
                 let grads = GradientsParams::from_grads(grads, &model);
-                model = after_step(scaler.step(&mut optim, learning_rate, model, grads)?);
+                model = scaler.step(&mut optim, learning_rate, model, grads)?;
                 bar.inc(1);
             }
         }
@@ -266,7 +264,7 @@ impl Way<'_> {
         // 5. Hold the zeros while the other weights are trained.
         let masks = pruned.masks;
         let model = masks.attach(pruned.model)?;
-        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE, |model| model)?;
+        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE)?;
         // 6. Fold the masks in, and ship without the zeros.
         let model = model.materialize();
         let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
@@ -290,8 +288,8 @@ impl Way<'_> {
                 .reparameterizer(&model)?,
         );
         let model = attach(model, chain)?;
-        // 8. Train as always, and tell the quantizers when a step is done.
-        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE, advance)?;
+        // 8. Train as always: the scaler's step moves the quantizers' schedules on.
+        let model = self.train(model, half, FINE_TUNING, FINE_TUNING_RATE)?;
         // 9. Convert: the weights become integers, with the scales of the training; those that the
         // device cannot hold as integers stay as they are. The file has the codes of what is kept.
         let (model, _) = ConvertConfig::new()

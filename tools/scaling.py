@@ -32,8 +32,10 @@ def memory(weights, devices, qat=False, masked=False):
     """Bytes of a training in mixed precision on each device, without activations."""
     master, gradients, half = 4, 4, 2
     moments = 8 / devices
-    fake = 4 if qat else 0
-    mask = 5 if masked else 0
+    # Values, and a bool of each until the backward pass: 1 byte, 4 in WGSL.
+    fake = 4 + 1 if qat else 0
+    # An I32 for each weight, then the same.
+    mask = 4 + 4 + 1 if masked else 0
     return (master + gradients + half + moments + fake + mask) * weights
 
 

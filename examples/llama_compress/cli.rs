@@ -32,8 +32,8 @@ pub(crate) struct Cli {
     /// One or more methods [default: gptq, or best-subset with --sparsity].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) method: Vec<Method>,
-    /// A preset instead of a method: w8a8, w8a16, w4a16-g32, sparse-2:4,
-    /// sparse-2:4-w4a16-g32.
+    /// A preset instead of a method: sparse-S; wBa16 or wBa8, with -gN, -sym or -asym; or both. For instance
+    /// sparse-2:4, w4a8-g32, sparse-2:4-w4a16-g32.
     #[arg(
         long,
         conflicts_with_all = ["method", "bits", "group", "asymmetric", "sparsity", "as_published"]
@@ -95,7 +95,8 @@ pub(crate) struct Cli {
     /// compressed-tensors, and the tokenizer of a checkpoint that is a folder (one method only).
     #[arg(long, value_name = "FOLDER")]
     pub(crate) pretrained: Option<PathBuf>,
-    /// Keeps finished blocks here, and goes on after the last one (one method only).
+    /// Keeps finished blocks here, and goes on after the last one; what a killed run left of --pretrained is
+    /// written anew (one method only).
     #[arg(long, value_name = "FOLDER")]
     pub(crate) state: Option<PathBuf>,
     /// Keeps activations in files here.

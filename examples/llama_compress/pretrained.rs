@@ -1,6 +1,7 @@
 //! A folder that Transformers and vLLM load.
 
 use std::error::Error;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -28,10 +29,15 @@ pub(crate) struct Pretrained {
 }
 
 impl Pretrained {
+    /// With `goes_on`, what a killed run left in the folder is removed: all of it is written again.
+    ///
     /// # Errors
     ///
     /// A folder that cannot be made, or holds a model.
-    pub(crate) fn create(to: &Path) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn create(to: &Path, goes_on: bool) -> Result<Self, Box<dyn Error>> {
+        if goes_on && to.is_dir() && !to.join("config.json").exists() {
+            remove_unfinished(to)?;
+        }
         let folder = PretrainedFolder::create(to)?;
         Ok(Self {
             folder,
@@ -99,6 +105,25 @@ impl Pretrained {
         }
         Ok(())
     }
+}
+
+/// Removes the weights of a folder that was not finished, whose names do not say yet of how many files they are.
+fn remove_unfinished(folder: &Path) -> Result<(), Box<dyn Error>> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        let name = name.strip_suffix(".safetensors");
+        let Some((before, number)) = name.and_then(|name| name.rsplit_once("model-")) else {
+            continue;
+        };
+        // One that was being written has the name of its process before its own.
+        let is_written_here = before.is_empty() || before.starts_with("partial-");
+        let is_number = number.len() == 5 && number.bytes().all(|digit| digit.is_ascii_digit());
+        if is_written_here && is_number {
+            std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// The name of a tensor in Transformers' network, from its path in the model or in a block by itself.

@@ -35,10 +35,8 @@ pub(crate) fn run(
     }
     let presets = cli.presets()?;
     let (name, preset) = &presets[0];
-    let mut pretrained = cli
-        .pretrained
-        .as_deref()
-        .map(Pretrained::create)
+    let mut pretrained = (cli.pretrained.as_deref())
+        .map(|to| Pretrained::create(to, cli.state.is_some()))
         .transpose()?;
     let calibration = Windows::load(tokens, "calibration")?;
     let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));

@@ -57,6 +57,9 @@ struct Known {
     watches: bool,
     /// How often it was asked for.
     uses: u64,
+    /// From which use on gradients are compared again, with inputs of no more elements than these: memory was
+    /// enough for as many.
+    again: (u64, usize),
 }
 
 /// From which use on a look is repeated, at each doubling.
@@ -143,8 +146,9 @@ struct Memory {
 /// Where a later step has operations that those before it lacked, or a number of another order of
 /// magnitude (the weight of a term of the loss that begins at 0), gradients are compared once more, in
 /// the step after it; and in any case at the 8th step, the 16th, the 32nd and so on, since a share of the gradients that is
-/// small at first may grow. Gradients that are not finite are tried again in the next step, after four times at those
-/// steps alone. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
+/// small at first may grow. A step whose inputs have more elements than any that was compared, for which memory may
+/// not be enough, leaves that to the next one that has no more. Gradients that are not finite are tried again in the
+/// next step, after four times at those steps alone. What a forward pass detaches may depend on a `bool` or a variant of an input, each of
 /// which is compared, but not on a number or on what the closure captures where the operations are the
 /// same: that is seen at those steps alone, as what depends on a field of the model that no visitor sees (a `bool`
 /// that is skipped) and that changes while it trains. The 256 forward passes that were looked at last are remembered.
@@ -219,13 +223,17 @@ impl Recordings {
             kind,
         };
         let verifies = self.verifies && (has_gradients || given.tracked.contains(&true));
-        let (is_due, again) = self.is_due(&pass, verifies);
+        let elements = given.signature.iter();
+        let elements = elements.map(|(shape, _)| shape.iter().product::<usize>());
+        let elements = elements.sum::<usize>();
+        let (is_due, again) = self.is_due(&pass, verifies, elements);
+        let looks = (verifies, again, elements);
         let keeps = self.caches
             && !is_behind_a_pointer::<F>()
             && lock(&self.memory.changing).get(&pass).is_none();
         if !keeps {
             let sources = (&state.sources, &given.tracked[..]);
-            let recording = self.record(model, input, forward, pass, (verifies, again), sources)?;
+            let recording = self.record(model, input, forward, pass, looks, sources)?;
             return Ok(Arc::new(recording));
         }
         let kept = Kept {
@@ -249,7 +257,7 @@ impl Recordings {
             return Ok(known.clone());
         }
         let sources = (&state.sources, &given.tracked[..]);
-        let recording = self.record(model, input, forward, pass, (verifies, again), sources)?;
+        let recording = self.record(model, input, forward, pass, looks, sources)?;
         let recording = Arc::new(recording);
         let change = known.and_then(|(known, _)| change(&known.graph, &recording.graph));
         match change {
@@ -278,13 +286,15 @@ impl Recordings {
 
     /// Counts a use of a forward pass. Whether gradients are to be compared in this step, and whether for
     /// that alone that it has been a while.
-    fn is_due(&self, pass: &Pass, verifies: bool) -> (bool, bool) {
+    fn is_due(&self, pass: &Pass, verifies: bool, elements: usize) -> (bool, bool) {
         let mut passes = lock(&self.memory.passes);
         let Some(known) = passes.get(pass) else {
             return (false, false);
         };
         known.uses += 1;
-        let again = verifies && known.compared.is_some() && is_repeated(known.uses, AGAIN);
+        let (from, most) = known.again;
+        let is_time = known.uses >= from && elements <= most;
+        let again = verifies && known.compared.is_some() && is_time;
         let is_due = known.watches || verifies && (again || !known.is_verified);
         (is_due, again)
     }
@@ -309,7 +319,7 @@ impl Recordings {
         input: &I,
         forward: impl FnOnce(&M, I) -> O,
         pass: Pass,
-        (verifies, again): (bool, bool),
+        (verifies, again, elements): (bool, bool, usize),
         sources: (&HashSet<ParamId>, &[bool]),
     ) -> Result<Recording<O>, GraphError> {
         let known = lock(&self.memory.passes).get(&pass).cloned();
@@ -356,6 +366,7 @@ impl Recordings {
             compared,
             not_finite: known.as_ref().map_or(0, |known| known.not_finite),
             uses: known.as_ref().map_or(1, |known| known.uses),
+            again: known.as_ref().map_or((AGAIN, 0), |known| known.again),
             watches: match seeks {
                 Seeks::Results => watches && !is_new,
                 Seeks::Nothing(_) | Seeks::Backward => watches || is_new,
@@ -370,6 +381,8 @@ impl Recordings {
                 // One that was compared before stays so.
                 let is_open = !is_finite && (is_new || !is_verified) && now.not_finite < TRIES;
                 now.is_verified = !is_open;
+                let next = (now.uses + 1).next_power_of_two().max(AGAIN);
+                now.again = (next, now.again.1.max(elements));
                 now.watches = false;
                 let is_known = match verified {
                     Verified::Same => true,
@@ -526,4 +539,41 @@ impl ModuleVisitor for State {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_look_again_waits_for_inputs_of_a_size_that_was_compared() {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(3, 4).init(&device);
+        let recordings = Recordings::default();
+        let place = Location::caller();
+        let mut refused = None;
+        for step in 1..=10 {
+            let rows = if (2..10).contains(&step) { 3 } else { 2 };
+            let x = Tensor::<2>::ones([rows, 3], &device);
+            let forward = |model: &Linear, x: Tensor<2>| {
+                let y = model.forward(x);
+                let target = match step < 5 {
+                    true => y.clone(),
+                    false => y.clone().detach(),
+                };
+                (y * target).sum()
+            };
+            let found = recordings.recording(&model, &x, forward, place, 0);
+            if matches!(found, Err(GraphError::StopsGradients { .. })) {
+                refused = Some(step);
+                break;
+            }
+            found.unwrap();
+        }
+        // The 8th step and the 9th would take more memory than the first.
+        assert_eq!(refused, Some(10));
+    }
 }

@@ -23,8 +23,23 @@ impl<E> Files<E> {
 
     /// Writes a file so that `path` always holds a complete one, the old or the new.
     pub fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), E> {
+        self.write_parts(path, [bytes])
+    }
+
+    /// As [`write`](Self::write), of bytes that are in several places.
+    pub fn write_parts<B: AsRef<[u8]>>(
+        &self,
+        path: &Path,
+        parts: impl IntoIterator<Item = B>,
+    ) -> Result<(), E> {
         let failed = self.failed("cannot write", path);
-        self.replace(path, |partial| fs::write(partial, bytes).map_err(failed))
+        self.replace(path, |partial| {
+            let written = File::create(partial).and_then(|mut file| {
+                let mut parts = parts.into_iter();
+                parts.try_for_each(|part| file.write_all(part.as_ref()))
+            });
+            written.map_err(failed)
+        })
     }
 
     /// As [`write`](Self::write), of a file that `write` writes at the path that it is given.

@@ -1,8 +1,9 @@
 //! Safetensors files with a checksum, in the metadata: CRC-32 of the file with zeros in its place.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use safetensors::tensor::{SafeTensors, View};
+use safetensors::tensor::{Dtype, SafeTensors, View};
 
 /// Its key in the metadata.
 pub const CHECKSUM: &str = "crc32";
@@ -17,16 +18,68 @@ const DIGITS: usize = 8;
 ///
 /// What the format does not know.
 pub fn seal<V: View>(
-    tensors: Vec<(String, V)>,
+    mut tensors: Vec<(String, V)>,
+    metadata: HashMap<String, String>,
+) -> Result<Vec<u8>, String> {
+    let mut bytes = seal_head(&mut tensors, metadata)?;
+    bytes.reserve_exact(tensors.iter().map(|(_, tensor)| tensor.data_len()).sum());
+    for (_, tensor) in &tensors {
+        bytes.extend_from_slice(&tensor.data());
+    }
+    Ok(bytes)
+}
+
+/// What a file begins with: the bytes of the tensors follow, in the order that they are put into.
+///
+/// # Errors
+///
+/// What the format does not know.
+pub fn seal_head<V: View>(
+    tensors: &mut [(String, V)],
     mut metadata: HashMap<String, String>,
 ) -> Result<Vec<u8>, String> {
     metadata.insert(CHECKSUM.into(), "0".repeat(DIGITS));
-    let bytes = safetensors::serialize(tensors, Some(metadata));
-    let mut bytes = bytes.map_err(|error| error.to_string())?;
-    let at = place(&bytes).ok_or("its header has no place for a checksum")?;
-    let checksum = format!("{:08x}", crc32fast::hash(&bytes));
-    bytes[at..at + DIGITS].copy_from_slice(checksum.as_bytes());
-    Ok(bytes)
+    // As the format's own writer does.
+    tensors.sort_by(|(left, one), (right, other)| {
+        let by_dtype = other.dtype().cmp(&one.dtype());
+        by_dtype.then_with(|| left.cmp(right))
+    });
+    let described = tensors.iter();
+    let described = described.map(|(name, tensor)| (name.as_str(), Described(tensor)));
+    let head = safetensors::serialize(described, Some(metadata));
+    let mut head = head.map_err(|error| error.to_string())?;
+    // It has room for the tensors.
+    head.shrink_to_fit();
+    let at = place(&head).ok_or("its header has no place for a checksum")?;
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&head);
+    for (_, tensor) in tensors.iter() {
+        hasher.update(&tensor.data());
+    }
+    let checksum = format!("{:08x}", hasher.finalize());
+    head[at..at + DIGITS].copy_from_slice(checksum.as_bytes());
+    Ok(head)
+}
+
+/// A tensor as the header has it, without its bytes.
+struct Described<'a, V>(&'a V);
+
+impl<V: View> View for Described<'_, V> {
+    fn dtype(&self) -> Dtype {
+        self.0.dtype()
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.0.shape()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&[])
+    }
+
+    fn data_len(&self) -> usize {
+        self.0.data_len()
+    }
 }
 
 /// Where the checksum is.
@@ -58,4 +111,39 @@ pub fn unseal(bytes: &[u8]) -> Result<(SafeTensors<'_>, HashMap<String, String>)
     }
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
     Ok((tensors, header.metadata().clone().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    #[test]
+    fn a_head_and_the_tensors_after_it_are_a_file_of_the_format() {
+        let stored = [
+            ("b", Dtype::U8, vec![1u8, 2, 3]),
+            ("c", Dtype::F32, vec![4; 4]),
+            ("a", Dtype::F16, vec![5; 6]),
+            ("e", Dtype::F32, vec![6; 8]),
+            ("d", Dtype::U8, vec![7]),
+        ];
+        let views = stored.iter().map(|(name, dtype, bytes)| {
+            let shape = vec![8 * bytes.len() / dtype.bitsize()];
+            let view = TensorView::new(*dtype, shape, bytes).unwrap();
+            (name.to_string(), view)
+        });
+        let mut views: Vec<(String, TensorView<'_>)> = views.collect();
+
+        let mut bytes = seal_head(&mut views, HashMap::new()).unwrap();
+        for (_, view) in &views {
+            bytes.extend_from_slice(view.data());
+        }
+        let (found, _) = unseal(&bytes).unwrap();
+        for (name, dtype, bytes) in &stored {
+            let tensor = found.tensor(name).unwrap();
+            assert_eq!((tensor.dtype(), tensor.data()), (*dtype, &bytes[..]));
+        }
+        assert_eq!(seal(views, HashMap::new()).unwrap(), bytes);
+    }
 }

@@ -49,6 +49,80 @@
 //! # Ok::<(), burn_lean::amp::AmpError>(())
 //! ```
 //!
+//! # Four batches to a step, clipped, with a schedule, going on after a kill
+//!
+//! ```
+//! use std::error::Error;
+//!
+//! use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
+//! use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+//! use burn_lean::amp::{Checkpoints, ResumableOptimizer};
+//! use burn_lean::prelude::*;
+//!
+//! const STEPS: u64 = 40;
+//!
+//! /// Their order follows from `step`.
+//! fn four_batches(step: u64, device: &Device) -> Vec<(Tensor<2>, Tensor<2>)> {
+//!     let batches = 4 * step..4 * step + 4;
+//!     let at = |batch: u64| [0, 1, 2, 3].map(|item| [(4 * batch + item) as f32, item as f32]);
+//!     let batches = batches.map(|batch| {
+//!         let x = Tensor::<2>::from_data(at(batch), device).sin();
+//!         (x.clone(), x.sum_dim(1))
+//!     });
+//!     batches.collect()
+//! }
+//!
+//! /// Trains up to `end`, from the newest checkpoint on if there is one.
+//! fn train(checkpoints: &Checkpoints, end: u64) -> Result<TensorData, Box<dyn Error>> {
+//!     let device = Device::flex().autodiff();
+//!     device.seed(1);
+//!     let model: Linear = LinearConfig::new(2, 1).init(&device);
+//!     let autocast = Autocast::new(FloatDType::F16);
+//!     let fresh = || ResumableOptimizer::new(AdamWConfig::new().build(), &device).init();
+//!     let (mut model, mut optim, mut scaler) = match checkpoints.latest()? {
+//!         Some(step) => checkpoints.load(step, model, fresh())?,
+//!         None => {
+//!             let scaler = GradScalerConfig::for_dtype(FloatDType::F16).with_max_norm(Some(1.0));
+//!             (model, fresh(), scaler.init()?)
+//!         }
+//!     };
+//!     // Not in a checkpoint: schedule, random numbers, place in the data, half-accumulated gradients.
+//!     let mut schedule = CosineAnnealingLrSchedulerConfig::new(0.1, STEPS as usize).init()?;
+//!     let state = scaler.state();
+//!     for _ in 0..state.steps - state.skipped_steps {
+//!         schedule.step();
+//!     }
+//!     let (mut lr, mut sum) = (schedule.step(), GradientsAccumulator::new());
+//!     for step in state.steps..end {
+//!         for batch in four_batches(step, &device) {
+//!             let loss = autocast.run(&model, batch, |model: &Linear, (x, y)| {
+//!                 (model.forward(x) - y).square().mean()
+//!             })?;
+//!             let grads = scaler.scale(loss.div_scalar(4.0))?.backward();
+//!             sum.accumulate(&model, GradientsParams::from_grads(grads, &model));
+//!         }
+//!         model = scaler.step(&mut optim, lr.clone(), model, sum.grads())?;
+//!         if !scaler.report().is_some_and(|report| report.skipped) {
+//!             lr = schedule.step();
+//!         }
+//!         if (step + 1) % 10 == 0 {
+//!             checkpoints.save(step + 1, &model, &optim, &scaler)?;
+//!         }
+//!     }
+//!     Ok(model.weight.val().into_data())
+//! }
+//!
+//! let (folder, other) = (tempfile::tempdir()?, tempfile::tempdir()?);
+//! let checkpoints = Checkpoints::new(folder.path());
+//! train(&checkpoints, 25)?; // killed: the steps from 20 on are lost
+//! assert_eq!(checkpoints.latest()?, Some(20));
+//! let resumed = train(&checkpoints, STEPS)?;
+//! assert_eq!(resumed, train(&Checkpoints::new(other.path()), STEPS)?);
+//! # Ok::<(), Box<dyn Error>>(())
+//! ```
+//!
 //! # Which dtype
 //!
 //! BF16 where the device computes in it: it needs no loss scale, and the loop is the same. F16 where it

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | *back-solve* | the values of the weights that are kept, from the linear system of the problem with all others at zero: the best values for that support, where magnitude pruning leaves the old ones |
 //! | *base, effective value* | what a parameter stores and the optimizer moves; what it is worth in the forward pass |
+//! | *codes, grid* | the integers of quantized numbers; the values they can stand for |
 //! | *convert* | fake-quantized weights become codes, with the trained scales, to the bit |
 //! | *dead columns* | weights with no gradient in any sample: the Fisher says nothing of them. A solver keeps to the given objective; the pruner may remove them first ([`DeadColumns`](crate::prune::DeadColumns)) |
 //! | *empirical Fisher* | GᵀG/n of the gradients of single losses, in the place of the Hessian |

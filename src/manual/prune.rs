@@ -207,3 +207,8 @@
 //! gone, or down to a share of the multiplications; with
 //! [`shrink_resizing`](crate::prune::Shrink::shrink_resizing) through depthwise convolutions and the heads of
 //! an attention of your own, too.
+//!
+//! To quantize it without training: `materialize()` first (a weight with a mask takes no quantizer beside it, only in
+//! a chain), then [`fold_for`](crate::quant::fold_for),
+//! [`PtqConfig::quantize_for`](crate::quant::PtqConfig::quantize_for),
+//! [`Export::record`](crate::deploy::Export::record); zeros stay zeros.

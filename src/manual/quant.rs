@@ -49,12 +49,17 @@
 //! The model is prepared, the forward pass of the loop is run by `QuantizedForward`, and the end is the
 //! same conversion: `QatConfig::new().with_weight(WeightConfig::int(4)).prepare(model)?`, then
 //! `quantized.run(&model, batch, |model, batch| loss(model, batch))?`. Schedules move on by
-//! themselves. [`prepare_for`](crate::quant::QatConfig::prepare_for) also takes the forward pass and
-//! finds what has no layer: rotated queries and keys, residual sums, concatenations.
+//! themselves; where several runs make one step,
+//! [`without_schedule`](crate::quant::QuantizedForward::without_schedule) leaves them to
+//! [`advance`](crate::quant::advance()), or to the step of a gradient scaler.
+//! [`prepare_for`](crate::quant::QatConfig::prepare_for) also takes the forward pass and finds what has no
+//! layer: matrices, rotated queries and keys, and with `QatConfig::with_sums(true)` residual sums and
+//! concatenations.
 //!
 //! # What to try, in this order
 //!
-//! 1. [`fold_for`](crate::quant::fold_for): BatchNorm into the layers before it, before all else.
+//! 1. [`fold_for`](crate::quant::fold_for): BatchNorm into the layers before it, before anything is quantized,
+//!    but after pruning and fine-tuning: a folded one is measured anew no more.
 //! 2. W8A8 without training. [`audit`](crate::quant::audit()) says what is quantized,
 //!    [`health`](crate::quant::health()) how well.
 //! 3. W4 without training: GPTQ and ranges of the least squared error, with nothing chosen.

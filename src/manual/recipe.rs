@@ -73,10 +73,11 @@
 //! | `[shrink]` | cuts channels and features down to a share of the multiplications |
 //! | `[prune]` | zeros: `layerwise` from inputs (of a regression with `outputs = "values"`), `chita` and `gradual` from gradients |
 //! | `[[quantize]]` | one or several ways, each from what pruning left: with `train` QAT, without it PTQ |
+//! | `[bounds]` | a run does not look at them: `TrustConfig::new().with_bounds(recipe.bounds)`, `compare`, `check` |
 //!
 //! `tune` in the second and the third trains what is left, `distillation` in it learns from the dense model.
-//! `exclude` in the last three names parts of paths of parameters that are left alone; `*` stands for any
-//! characters but dots, `**` for any. Fields that do not fit each other, the model or the batches are refused
+//! `exclude` in `[shrink]`, `[prune]` and `[[quantize]]` names parts of paths of parameters that are left alone;
+//! `*` stands for any characters but dots, `**` for any. Fields that do not fit each other, the model or the batches are refused
 //! before anything is computed.
 //!
 //! # Going on

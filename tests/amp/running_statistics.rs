@@ -436,7 +436,7 @@ fn a_step_that_is_taken_before_that_of_another_model_is_skipped_is_mended_in_the
         let first = grads(&mut of_critic, &critic, 1);
         critic = of_critic.step(&mut optim, 0.1, critic, first).unwrap();
 
-        let second = grads(&mut of_critic, &critic, 3);
+        let [second, more] = [3, 5].map(|batch| grads(&mut of_critic, &critic, batch));
         let both = (generator.clone(), critic.clone());
         let z = tensor::<2>(2, [5, 6], &device).mul_scalar(f32::INFINITY);
         let run = Autocast::new(FloatDType::F16).with_fallback(Fallback::Emulate);
@@ -446,6 +446,7 @@ fn a_step_that_is_taken_before_that_of_another_model_is_skipped_is_mended_in_the
         let broken = of_generator.scale(loss.unwrap()).unwrap().backward();
         let broken = GradientsParams::from_grads(broken, &generator);
         critic = of_critic.step(&mut optim, 0.1, critic, second).unwrap();
+        critic = of_critic.step(&mut optim, 0.1, critic, more).unwrap();
         let optim_of_generator = &mut SgdConfig::new().init();
         let _ = of_generator
             .step(optim_of_generator, 0.1, generator, broken)
@@ -459,6 +460,30 @@ fn a_step_that_is_taken_before_that_of_another_model_is_skipped_is_mended_in_the
         assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
         // Those of the first step, not those of a new BatchNorm.
         assert!(found[..4].iter().all(|mean| *mean != 0.0), "{found:?}");
+    });
+}
+
+/// As of a checkpoint that was saved between the broken pass and the next step.
+#[test]
+fn broken_statistics_of_a_loaded_model_are_mended_in_its_first_step() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let critic = Normalized::new(&device);
+        let mut scaler = scaler();
+        let mut optim = SgdConfig::new().init();
+        let _ = run_loss(&critic, 1, f32::NAN);
+        let critic = critic.valid().train();
+        scaler.remember_statistics(&critic);
+        let grads = |scaler: &mut GradScaler, critic: &Normalized, batch: u64| {
+            let loss = scaler.scale(run_loss(critic, batch, 1.0)).unwrap();
+            GradientsParams::from_grads(loss.backward(), critic)
+        };
+        let first = grads(&mut scaler, &critic, 1);
+        let critic = scaler.step(&mut optim, 0.1, critic, first).unwrap();
+        let second = grads(&mut scaler, &critic, 2);
+        let critic = scaler.step(&mut optim, 0.1, critic, second).unwrap();
+        let found = statistics(&critic);
+        assert!(found.iter().all(|x| x.is_finite()), "{found:?}");
     });
 }
 

@@ -476,7 +476,11 @@ fn a_folder_for_transformers_is_a_checkpoint_of_the_same_model() {
     let folder = folder.path().join("model");
     let sizes = own::sizes(64);
     let model = own::train(&sizes, 2, 1, &device).unwrap();
-    let mut writer = pretrained::Pretrained::create(&folder).unwrap();
+    // What a killed run leaves.
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("model-00001.safetensors"), b"cut").unwrap();
+    assert!(pretrained::Pretrained::create(&folder, false).is_err());
+    let mut writer = pretrained::Pretrained::create(&folder, true).unwrap();
     writer.add(&model, None).unwrap();
     writer.finish(None, &sizes).unwrap();
     let found = checkpoint::Checkpoint::open(&folder, None, sizes.positions).unwrap();

@@ -414,6 +414,7 @@ fn settings_read_back_from_json() {
     gradual.schedule = SparsitySchedule::Constant;
     gradual.pruner = Pruner::new(Budget::Sparsity(0.875)).with_effort(Effort::Quick);
     gradual.pruner.support = Some(SupportMethod::Wanda);
+    gradual.pruner.spill = Some("activations".into());
     let json = serde_json::to_value(&gradual).unwrap();
     let read: GradualPruner = serde_json::from_value(json.clone()).unwrap();
     assert_eq!(serde_json::to_value(&read).unwrap(), json);
@@ -422,7 +423,7 @@ fn settings_read_back_from_json() {
     assert_eq!(read.pruner.effort, Effort::Quick);
     assert_eq!(read.pruner.support, Some(SupportMethod::Wanda));
     // What is no setting of a run is as by default.
-    assert!(read.pruner.progress);
+    assert!(read.pruner.progress && read.pruner.spill.is_none());
     // A misspelt one would be as by default, too, and nobody told.
     let text = json.to_string();
     for (name, wrong) in [

@@ -1,15 +1,16 @@
-//! Gradient matrices in files.
+//! Gradient matrices, and activations, in files.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::prune::{
-    Budget, ChitaConfig, Fisher, FisherConfig, GradientMatrix, Layout, Method, Problem, PruneError,
-    PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
+    Budget, ChitaConfig, Effort, Fisher, FisherConfig, GradientMatrix, Layout, Method, Problem,
+    PruneError, Pruner, PrunerConfig, RidgeChoice, Selection, SolverConfig, solve,
 };
 
 use crate::pruner::{config, loss, net, pairs, prune, weights};
-use crate::support::{each_device, tensor, values, with_numbers};
+use crate::support::{each_device, parameters, tensor, values, with_numbers};
+use crate::tuning;
 
 /// A model whose gradient of an example is the example.
 pub(crate) fn rows_of(
@@ -242,4 +243,48 @@ fn stages_go_on_with_another_folder() {
     let before = run(None);
     let after = run(Some(folder.path().into()));
     assert_eq!(weights(&before), weights(&after));
+}
+
+/// All candidates, tuned: walks of the dense network beside the pruned one, and of the pruned one alone.
+#[test]
+fn a_network_that_is_pruned_from_activations_on_disk_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let spilled = folder.path().join("not/there");
+    each_device(|target| {
+        let mut pruner = Pruner::new(Budget::Sparsity(0.7)).with_effort(Effort::Thorough);
+        pruner.tuning = Some(8);
+        let pruners = [pruner.clone(), pruner.spilling_to(&spilled)];
+        let [in_memory, on_disk] = pruners.map(|pruner| {
+            let mut pruned = tuning::pruned(&pruner, &target.device);
+            pruned.report.seconds = 0.0;
+            for candidate in &mut pruned.report.candidates {
+                candidate.seconds = 0.0;
+            }
+            pruned
+        });
+        assert_eq!(on_disk.masks.nonzeros(), in_memory.masks.nonzeros());
+        // Kernels of a GPU are fused up to where numbers are read, and sum in another order then.
+        if !target.is_gpu() {
+            assert_eq!(on_disk.masks, in_memory.masks);
+            assert_eq!(on_disk.report, in_memory.report);
+            assert_eq!(parameters(&on_disk.model), parameters(&in_memory.model));
+        }
+        assert_eq!(spilled.read_dir().unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named_and_the_model_comes_back() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let model: Linear = with_numbers(LinearConfig::new(6, 3).init(&device), 5);
+    let inputs = [1, 2].map(|seed| tensor::<2>(seed, [20, 6], &device));
+    let pruner = Pruner::new(Budget::Sparsity(0.5)).spilling_to(file.join("folder"));
+    let rejected = pruner.prune(model.clone(), |m, x| m.forward(x), inputs);
+    let (back, error) = rejected.unwrap_err().into_parts();
+    assert_matches!(error, PruneError::Io { .. });
+    assert_says!(error, file.to_str().unwrap());
+    assert_eq!(parameters(&back), parameters(&model));
 }

@@ -15,7 +15,7 @@ use burn_lean::prune::{
 use crate::support::{each_device, on_each, parameters, tensor, values, with_numbers};
 
 #[derive(Module, Debug)]
-struct Net {
+pub(crate) struct Net {
     conv: Conv2d,
     norm: BatchNorm,
     dropout: Dropout,
@@ -52,7 +52,7 @@ fn images(device: &Device) -> Vec<Tensor<4>> {
         .collect()
 }
 
-fn pruned(pruner: &Pruner, device: &Device) -> LayerwisePruned<Net> {
+pub(crate) fn pruned(pruner: &Pruner, device: &Device) -> LayerwisePruned<Net> {
     let model = Net::new(device);
     let pruned = pruner.prune(model, |m, x| m.forward(x), images(device));
     pruned.unwrap()

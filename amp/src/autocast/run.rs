@@ -101,7 +101,9 @@ impl Autocast {
     ///
     /// It refuses models that stop gradients inside (`detach`), whose gradients would be wrong without a word.
     /// [`Recording::verify_gradients`](burn_lean_graph::Recording::verify_gradients) says what it takes: where that
-    /// is too much, begin with a smaller batch, for all sizes are one forward pass.
+    /// is too much, begin with a smaller batch: all sizes are one forward pass, and what is larger than what was
+    /// compared is not compared again, unless it has operations, or numbers of another order of magnitude (a loss that
+    /// is divided by the number of examples), that are new.
     pub fn without_verification(mut self) -> Self {
         self.recordings.verifies = false;
         self

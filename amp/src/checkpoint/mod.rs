@@ -28,6 +28,9 @@ use crate::{AmpError, GradScaler, scaler::GradScalerRecord};
 /// and a half-written one is never seen. One of the same step is replaced in the same way: at any
 /// moment the old or the new one is there. Every file carries a checksum.
 ///
+/// Not in it: the schedule of the learning rate, random numbers, the place in the data, and gradients of a step
+/// that is not complete. A loop that takes them up again goes on as if it had not stopped.
+///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::optim::AdamWConfig;
@@ -279,7 +282,10 @@ impl Checkpoints {
             check(&trial).map_err(|(path, reason)| {
                 damaged(&folder.join(MODEL), &format!("`{path}`: {reason}"))
             })?;
-            let optim = load_state(optim(&trial), state, &folder.join(OPTIMIZER))?;
+            let optim = optim(&trial);
+            // Its parameters are on the device, too: not beside those of the loaded model.
+            drop(trial);
+            let optim = load_state(optim, state, &folder.join(OPTIMIZER))?;
             let ready = ready_to_load(model.clone());
             let loaded = ready.try_load_record(record).map_err(refused)?;
             scaler.remember_statistics(&loaded);

@@ -54,7 +54,8 @@ impl<O: Optimizer> ResumableOptimizer<O> {
 
     /// The optimizer of a whole model.
     ///
-    /// `ModuleOptimizer::with_grad_clipping` does not reach it: clip by
+    /// `ModuleOptimizer::with_grad_clipping` does not reach it, nor does the clipping of
+    /// `AdamWConfig::with_grad_clipping`, which `build` leaves out: clip by
     /// [`GradScalerConfig::max_norm`](crate::GradScalerConfig::max_norm).
     pub fn init(self) -> ModuleOptimizer {
         // The first group must be a bare optimizer, and the last that matches serves a parameter.

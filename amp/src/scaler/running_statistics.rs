@@ -18,12 +18,17 @@ use crate::gradients::{Reads, same_device};
 /// an infinity or NaN they are NaN for ever: training does not use them and looks fine, validation
 /// and checkpoints do. So a skipped step puts back what is not finite; what is stays as the forward
 /// pass left it, as in PyTorch. Where no value from before is known, the mean goes back to 0 and the
-/// variance to 1, with which a new BatchNorm starts. Where a step was skipped since they were last kept, one
-/// that is taken does so, too: the pass of another model's step may have gone through this one.
+/// variance to 1, with which a new BatchNorm starts. Where a step was skipped since they were last kept, and
+/// once in [`UNSEEN`] steps, one that is taken does so, too: the pass of another model's step may have gone
+/// through this one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RunningStatistics {
     values: HashMap<ParamId, Known>,
 }
+
+/// After so many steps that are taken values are looked at, though no step was skipped: a training may leave
+/// out a batch by itself.
+const UNSEEN: u32 = 32;
 
 /// How many steps this process has skipped, of whichever model.
 static SKIPPED: AtomicU64 = AtomicU64::new(0);
@@ -32,10 +37,12 @@ static SKIPPED: AtomicU64 = AtomicU64::new(0);
 struct Known {
     statistic: Statistic,
     value: Tensor<1>,
-    /// What was kept before `value`, which a pass may have broken whose step is skipped only later.
-    older: Option<Tensor<1>>,
-    /// [`SKIPPED`] when it was looked at.
-    skipped: u64,
+    /// What was mended last: finite. A pass may have broken `value` whose step is skipped only later.
+    mended: Tensor<1>,
+    /// The steps that were taken since.
+    unseen: u32,
+    /// [`SKIPPED`] when `value` was kept; `None` for what is to be mended in the next step.
+    skipped: Option<u64>,
 }
 
 /// What is known of a model's statistics when its step is decided on.
@@ -56,7 +63,6 @@ impl RunningStatistics {
 
     /// The statistics that a model shows.
     pub(crate) fn of<M: Module>(model: &M) -> Self {
-        let skipped = SKIPPED.load(Ordering::Relaxed);
         let mut named = Named::default();
         visit_with_path(model, &mut named);
         if named.0.is_empty() {
@@ -68,9 +74,10 @@ impl RunningStatistics {
         let known = of_burn.map(|(_, id, (statistic, value))| {
             let known = Known {
                 statistic,
+                mended: value.clone(),
                 value,
-                older: None,
-                skipped,
+                unseen: 0,
+                skipped: None,
             };
             (id, known)
         });
@@ -85,16 +92,14 @@ impl RunningStatistics {
             let (value, initial) = (known.value.clone(), known.statistic.initial());
             let broken = not_finite(&value);
             known.value = value.mask_fill(broken, initial);
+            known.mended = known.value.clone();
         }
         self
     }
 
     /// Remembers the statistics that a sound step left.
     pub(crate) fn keep(&mut self, left: Self) {
-        for (id, now) in left.values {
-            let older = self.values.remove(&id).map(|before| before.value);
-            self.values.insert(id, Known { older, ..now });
-        }
+        self.values.extend(left.values);
     }
 
     /// For a step that is skipped: puts back the elements that are not finite now. They are those of before
@@ -107,13 +112,13 @@ impl RunningStatistics {
     }
 
     /// For a step that is taken: the model, and what its statistics are now, for [`keep`](Self::keep). Reads
-    /// nothing, and computes nothing unless a step was skipped since they were kept.
+    /// nothing, and seldom computes anything.
     pub(crate) fn mend_taken<M: Module>(&self, before: &Before, model: M) -> (M, Self) {
         // Before the look at the model: what is skipped meanwhile counts for the next step.
         let skipped = SKIPPED.load(Ordering::Relaxed);
         let is_sound = |id: &ParamId| {
             let known = self.values.get(id);
-            known.is_some_and(|known| known.skipped == skipped)
+            known.is_some_and(|known| known.skipped == Some(skipped) && known.unseen < UNSEEN)
         };
         let shown = &before.shown;
         if shown.values.is_empty() || !shown.values.keys().all(is_sound) {
@@ -121,7 +126,7 @@ impl RunningStatistics {
         }
         let _ = model.valid();
         let mut now = Now {
-            shown,
+            kept: self,
             skipped,
             left: Self::default(),
         };
@@ -219,22 +224,22 @@ impl PathVisitor for Named {
 
 /// The statistics of known identities as they are now: handles, too.
 struct Now<'a> {
-    shown: &'a RunningStatistics,
+    kept: &'a RunningStatistics,
     skipped: u64,
     left: RunningStatistics,
 }
 
 impl ModuleVisitor for Now<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(known) = self.shown.values.get(&param.id)
+        if let Some(known) = self.kept.values.get(&param.id)
             && !param.is_require_grad()
             && let Some(value) = (&param.base() as &dyn Any).downcast_ref::<Tensor<1>>()
         {
             let now = Known {
-                statistic: known.statistic,
                 value: value.clone(),
-                older: None,
-                skipped: self.skipped,
+                unseen: known.unseen + 1,
+                skipped: Some(self.skipped),
+                ..known.clone()
             };
             self.left.values.insert(param.id, now);
         }
@@ -267,8 +272,7 @@ impl PathMapper for Mend<'_> {
         let fits = |other: &Tensor<1>| other.dims() == shown.dims();
         let known = known.values.get(&id).into_iter();
         let kept: Vec<&Tensor<1>> = known
-            .flat_map(|known| [Some(&known.value), known.older.as_ref()])
-            .flatten()
+            .flat_map(|known| [&known.value, &known.mended])
             .filter(|kept| fits(kept) && (!is_taken || kept.device() == shown.device()))
             .collect();
         // No look at the rest.
@@ -301,9 +305,10 @@ impl PathMapper for Mend<'_> {
         if is_taken && let Some(value) = left {
             let now = Known {
                 statistic,
+                mended: value.clone(),
                 value,
-                older: None,
-                skipped: self.skipped,
+                unseen: 0,
+                skipped: Some(self.skipped),
             };
             self.left.values.insert(id, now);
         }

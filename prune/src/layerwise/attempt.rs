@@ -11,7 +11,8 @@ use burn_lean_layerwise::{
 };
 
 use crate::host::{bar, read};
-use crate::layerwise::divergences::{Divergences, Given, outputs};
+use crate::layerwise::divergences::Divergences;
+use crate::layerwise::given::{Given, given};
 use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
@@ -126,7 +127,7 @@ impl Setting<'_> {
             None => {
                 let batches = 0..walk.batches();
                 batches
-                    .map(|batch| outputs(&walk.result(batch, Pass::Original).map_err(failed)?))
+                    .map(|batch| given(&walk.result(batch, Pass::Original).map_err(failed)?))
                     .collect::<Result<_, _>>()?
             }
         };

@@ -1,6 +1,7 @@
 //! The dense network, and the batches that it is walked through with.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -24,6 +25,8 @@ pub(crate) struct Calibration<'a, M, I, O> {
     pub(crate) examples: usize,
     /// Examples in those that only judge.
     pub(crate) held_out: usize,
+    /// Folder for what walks keep between two operations.
+    spill: Option<PathBuf>,
 }
 
 /// The batches of one walk.
@@ -54,6 +57,7 @@ impl<'a, M: Module, I: Tensors, O: Tensors> Calibration<'a, M, I, O> {
             fitted: 0,
             examples: 0,
             held_out: 0,
+            spill: pruner.spill.clone(),
         };
         calibration.take(pruner, batches, device.as_ref())?;
         if let ([only], true) = (&calibration.batches[..], is_judged) {
@@ -147,7 +151,10 @@ impl<'a, M: Module, I: Tensors, O: Tensors> Calibration<'a, M, I, O> {
                 what: "a forward pass that draws random numbers, by which candidates differ more than by their weights (give one that does not, of the mean say)".into(),
             });
         }
-        Ok(walk)
+        match &self.spill {
+            Some(folder) => walk.spilling_to(folder).map_err(failed),
+            None => Ok(walk),
+        }
     }
 }
 

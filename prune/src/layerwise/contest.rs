@@ -9,7 +9,8 @@ use burn_lean_graph::Tensors;
 use crate::layerwise::attempt::{Attempt, Setting};
 use crate::layerwise::calibration::{Calibration, Extent};
 use crate::layerwise::candidates::Tried;
-use crate::layerwise::divergences::{Divergences, Given, Measure, of_the_mean};
+use crate::layerwise::divergences::{Divergences, Measure, of_the_mean};
+use crate::layerwise::given::Given;
 use crate::layerwise::rows::Sampling;
 use crate::layerwise::shares::Shared;
 use crate::layerwise::{Candidate, Effort, effort};
@@ -150,7 +151,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
         outputs: &[Given],
         extent: &Extent,
     ) -> Result<f64, PruneError> {
-        let measures = Measure::of(self.pruner.outputs, outputs)?;
+        let measures = Measure::of(self.pruner.outputs, outputs);
         Ok(of_the_mean(&measures, &outputs[extent.judges.clone()])?.mean())
     }
 }

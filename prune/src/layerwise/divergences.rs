@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::activation::softmax;
-use burn::tensor::{FloatDType, Tensor};
-use burn_lean_graph::{TensorMapper, Tensors};
-use burn_lean_reparam::reductions;
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::PruneError;
 use crate::host::read;
+use crate::layerwise::given::{Given, Numbers};
 
 /// What an output stands for, and so how far two are from each other.
 ///
@@ -31,9 +29,6 @@ pub enum Outputs {
     Values,
 }
 
-/// The float tensors that a network gives for a batch, as [`outputs`] has them.
-pub(crate) type Given = Vec<Tensor<2>>;
-
 /// Divergences of one candidate, place by place.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Divergences {
@@ -53,24 +48,23 @@ pub(crate) struct Measure {
 
 impl Measure {
     /// Of the outputs of all batches: distances of several are relative to their own mean squares.
-    pub(crate) fn of(kind: Outputs, dense: &[Given]) -> Result<Vec<Self>, PruneError> {
+    pub(crate) fn of(kind: Outputs, dense: &[Given]) -> Vec<Self> {
         let Some(first) = dense.first().filter(|first| first.len() > 1) else {
-            return Ok(vec![Self { kind, squares: 1.0 }]);
+            return vec![Self { kind, squares: 1.0 }];
         };
         (0..first.len())
             .map(|at| {
                 let (mut sum, mut places) = (0.0, 0);
                 for given in dense.iter().filter_map(|given| given.get(at)) {
-                    let values = read(given.clone())?;
-                    let finite = values.iter().filter(|value| value.is_finite());
+                    let finite = given.values().iter().filter(|value| value.is_finite());
                     sum += finite.map(|value| f64::from(*value).powi(2)).sum::<f64>();
-                    places += given.dims()[0];
+                    places += given.places();
                 }
                 let squares = sum / places.max(1) as f64;
-                Ok(Self {
+                Self {
                     kind: if at == 0 { kind } else { Outputs::Values },
                     squares: if squares > 0.0 { squares } else { 1.0 },
-                })
+                }
             })
             .collect()
     }
@@ -87,26 +81,40 @@ impl Divergences {
         &mut self,
         measures: &[Measure],
         batch: usize,
-        dense: &[Tensor<2>],
-        pruned: &[Tensor<2>],
+        dense: &[Numbers],
+        pruned: Vec<Tensor<2>>,
     ) -> Result<(), PruneError> {
         self.each.resize(measures.len(), Vec::new());
         let pairs = dense.iter().zip(pruned).zip(measures);
         for (at, ((dense, pruned), measure)) in pairs.enumerate() {
-            let [_, width] = dense.dims();
-            let (dense, pruned) = (read(dense.clone())?, read(pruned.clone())?);
-            if dense.iter().any(|value| value.is_nan()) {
-                return Err(PruneError::NaNOutputs { batch });
-            }
-            for (p, q) in dense.chunks_exact(width).zip(pruned.chunks_exact(width)) {
-                self.each[at].push(match measure.kind {
-                    // Infinite ones, too.
-                    _ if p == q => 0.0,
-                    Outputs::Logits if width > 1 => kullback_leibler(p, q),
-                    _ => half_squares(p, q) / measure.squares,
-                });
-                self.disagree += usize::from(at == 0 && largest(p) != largest(q));
-            }
+            let pruned = read(pruned)?;
+            let places = pruned.chunks_exact(dense.width());
+            self.add_output(at, measure, batch, dense, places)?;
+        }
+        Ok(())
+    }
+
+    /// Adds one output of a batch, of which a pruned network gives `pruned` place by place.
+    fn add_output<'a>(
+        &mut self,
+        at: usize,
+        measure: &Measure,
+        batch: usize,
+        dense: &Numbers,
+        pruned: impl Iterator<Item = &'a [f32]>,
+    ) -> Result<(), PruneError> {
+        if dense.values().iter().any(|value| value.is_nan()) {
+            return Err(PruneError::NaNOutputs { batch });
+        }
+        let width = dense.width();
+        for (p, q) in dense.values().chunks_exact(width).zip(pruned) {
+            self.each[at].push(match measure.kind {
+                // Infinite ones, too.
+                _ if p == q => 0.0,
+                Outputs::Logits if width > 1 => kullback_leibler(p, q),
+                _ => half_squares(p, q) / measure.squares,
+            });
+            self.disagree += usize::from(at == 0 && largest(p) != largest(q));
         }
         Ok(())
     }
@@ -154,35 +162,52 @@ pub(crate) fn of_the_mean(
 ) -> Result<Divergences, PruneError> {
     let mut divergences = Divergences::default();
     for (at, measure) in measures.iter().enumerate() {
-        let mut one = Divergences::default();
-        let mut by_width: BTreeMap<usize, Vec<(usize, &Tensor<2>)>> = BTreeMap::new();
+        let mut by_width: BTreeMap<usize, Vec<(usize, &Numbers)>> = BTreeMap::new();
         for (batch, dense) in dense.iter().enumerate() {
             if let Some(dense) = dense.get(at) {
-                by_width
-                    .entry(dense.dims()[1])
-                    .or_default()
-                    .push((batch, dense));
+                let same = by_width.entry(dense.width()).or_default();
+                same.push((batch, dense));
             }
         }
+        divergences.each.push(Vec::new());
         for (width, batches) in by_width {
-            let all = batches.iter().map(|(_, dense)| (*dense).clone());
-            let all = Tensor::cat(all.collect(), 0).cast(FloatDType::F32);
-            let mean = match measure.kind {
-                Outputs::Logits if width > 1 => reductions::mean_dim(softmax(all, 1), 0)
-                    .clamp_min(1e-30)
-                    .log(),
-                _ => reductions::mean_dim(all, 0),
-            };
+            let is_distribution = measure.kind == Outputs::Logits && width > 1;
+            let all = batches.iter().map(|(_, dense)| *dense);
+            let answer = mean(all, width, is_distribution);
             for (batch, dense) in batches {
-                let mean = mean.clone().cast(FloatDType::from(dense.dtype()));
-                let [places, _] = dense.dims();
-                let (dense, mean) = ([dense.clone()], [mean.expand([places, width])]);
-                one.add(&[*measure], batch, &dense, &mean)?;
+                let same = std::iter::repeat(&answer[..]);
+                divergences.add_output(at, measure, batch, dense, same)?;
             }
         }
-        divergences.each.extend(one.each);
     }
     Ok(divergences)
+}
+
+/// The mean over all places; of distributions the logarithm of that of the softmax.
+fn mean<'a>(
+    all: impl Iterator<Item = &'a Numbers>,
+    width: usize,
+    is_distribution: bool,
+) -> Vec<f32> {
+    let (mut sums, mut places) = (vec![0.0; width], 0_usize);
+    for place in all.flat_map(|one| one.values().chunks_exact(width)) {
+        let values: Vec<f64> = match is_distribution {
+            true => log_softmax(place).into_iter().map(f64::exp).collect(),
+            false => place.iter().map(|value| f64::from(*value)).collect(),
+        };
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum += value;
+        }
+        places += 1;
+    }
+    let means = sums.into_iter().map(|sum| sum / places as f64);
+    let means = means.map(|mean| match is_distribution {
+        // No answer rules anything out.
+        true if mean < 1e-30 => 1e-30_f64.ln(),
+        true => mean.ln(),
+        false => mean,
+    });
+    means.map(|mean| mean as f32).collect()
 }
 
 /// Mean and its standard error.
@@ -204,48 +229,54 @@ fn half_squares(p: &[f32], q: &[f32]) -> f64 {
 
 /// KL of the softmax of `q` from that of `p`.
 fn kullback_leibler(p: &[f32], q: &[f32]) -> f64 {
-    let log_softmax = |values: &[f32]| -> Vec<f64> {
-        let most = values
-            .iter()
-            .fold(f32::NEG_INFINITY, |most, v| most.max(*v));
-        let shifted: Vec<f64> = values.iter().map(|v| f64::from(*v - most)).collect();
-        let total = shifted.iter().map(|v| v.exp()).sum::<f64>().ln();
-        shifted.iter().map(|v| v - total).collect()
-    };
     let pairs = log_softmax(p).into_iter().zip(log_softmax(q));
     // What `p` rules out counts for nothing, whatever `q` says of it.
     let pairs = pairs.filter(|(p, _)| p.exp() != 0.0);
     pairs.map(|(p, q)| p.exp() * (p - q)).sum()
 }
 
+fn log_softmax(values: &[f32]) -> Vec<f64> {
+    let most = values
+        .iter()
+        .fold(f32::NEG_INFINITY, |most, v| most.max(*v));
+    let shifted: Vec<f64> = values.iter().map(|v| f64::from(*v - most)).collect();
+    let total = shifted.iter().map(|v| v.exp()).sum::<f64>().ln();
+    shifted.iter().map(|v| v - total).collect()
+}
+
 fn largest(values: &[f32]) -> Option<usize> {
     (0..values.len()).max_by(|a, b| values[*a].total_cmp(&values[*b]).then(b.cmp(a)))
 }
 
-/// The float tensors of an output, the last axis of each as columns, all others as rows; of one axis, which
-/// counts examples, a row for each. A number alone, without an axis for examples beside it, is no output but a
-/// loss of the model's own, where there are others.
-pub(crate) fn outputs(output: &impl Tensors) -> Result<Given, PruneError> {
-    struct All(Given);
-    impl TensorMapper for All {
-        fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
-            let width = match D {
-                1 => 1,
-                _ => tensor.dims()[D - 1].max(1),
-            };
-            let rows = tensor.shape().num_elements() / width;
-            if D > 1 || rows > 1 || self.0.is_empty() {
-                self.0.push(tensor.clone().reshape([rows, width]));
-            }
-            tensor.clone()
-        }
-    }
-    let mut all = All(Vec::new());
-    let _ = output.map_tensors(&mut all);
-    match all.0.is_empty() {
-        false => Ok(all.0),
-        true => Err(PruneError::NotLayerwise {
-            what: "a forward pass without a float output to compare by".into(),
-        }),
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::layerwise::given::given;
+
+    /// Batches of two widths, each with an answer of its own, and a class that is ruled out everywhere.
+    #[test]
+    fn one_answer_is_the_mean_over_all_batches() {
+        let device = Device::flex();
+        let (high, never) = (3.0f32.ln(), f32::NEG_INFINITY);
+        let narrow = [[[high, 0.0]], [[0.0, high]]].map(|x| Tensor::<2>::from_data(x, &device));
+        let wide = Tensor::<2>::from_data([[high, 0.0, never], [0.0, high, never]], &device);
+        let dense: Vec<Given> = narrow
+            .into_iter()
+            .chain([wide])
+            .map(|x| given(&x).unwrap())
+            .collect();
+        let of = |kind| of_the_mean(&Measure::of(kind, &dense), &dense[..2]).unwrap();
+        // (3/4, 1/4) from (1/2, 1/2).
+        let nats = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
+        assert!((of(Outputs::Logits).mean() - nats).abs() < 1e-6);
+        let measures = Measure::of(Outputs::Logits, &dense);
+        let all = of_the_mean(&measures, &dense).unwrap();
+        assert_eq!(all.each[0].len(), 4);
+        assert!((all.mean() - nats).abs() < 1e-6, "{}", all.mean());
+        // Each number is ln 3 / 2 from the mean.
+        let half_squares = 0.25 * f64::from(high).powi(2);
+        assert!((of(Outputs::Values).mean() - half_squares).abs() < 1e-6);
     }
 }

@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use burn_lean_graph::{TensorMapper, Tensors};
 use burn_lean_reparam::catch_quietly;
 
 use crate::PruneError;
-use crate::host::read;
-use crate::layerwise::divergences::{Given, outputs};
+use crate::layerwise::given::{Given, Numbers, given};
 
 /// Examples of a step, at most, where batches can be divided.
 const STEP: usize = 64;
@@ -32,18 +31,18 @@ pub(crate) fn to_fit_and_to_judge<M: Module, I: Tensors, O: Tensors>(
         trains: false,
     });
     // What is wrong with it, the recording says.
-    let Ok(dense) = catch_quietly(|| outputs(&forward(model, whole))) else {
+    let Ok(dense) = catch_quietly(|| given(&forward(model, whole))) else {
         return Ok(None);
     };
     let dense = dense?;
     // One row to fit to would be none: it is its own mean.
-    let has_rows = all > 2 || all == 2 && dense[0].dims()[0] > all;
+    let has_rows = all > 2 || all == 2 && dense[0].places() > all;
     if !has_rows || !counts(&dense, all) {
         return Ok(None);
     }
     let first = all - (all / JUDGES).max(1);
     let parts = [0..first, first..all];
-    if !divides(model, forward, inputs, &dense, &parts)? {
+    if !divides(model, forward, inputs, &dense, &parts) {
         return Ok(None);
     }
     Ok(Some(parts.map(|part| {
@@ -62,7 +61,7 @@ pub(crate) fn steps<M: Module, I: Tensors, O: Tensors>(
     forward: &impl Fn(&M, I) -> O,
     batches: &[I],
     dense: &[Given],
-) -> Result<Vec<(usize, Range<usize>)>, PruneError> {
+) -> Vec<(usize, Range<usize>)> {
     let mut known: HashMap<Vec<Vec<usize>>, bool> = HashMap::new();
     let mut steps = Vec::new();
     for (batch, (inputs, dense)) in batches.iter().zip(dense).enumerate() {
@@ -71,7 +70,7 @@ pub(crate) fn steps<M: Module, I: Tensors, O: Tensors>(
             let shapes = burn_lean_graph::shapes(inputs);
             let divides = match known.get(&shapes).copied() {
                 Some(divides) => divides,
-                None => divides(model, forward, inputs, dense, &parts)?,
+                None => divides(model, forward, inputs, dense, &parts),
             };
             known.insert(shapes, divides);
             if !divides {
@@ -81,7 +80,7 @@ pub(crate) fn steps<M: Module, I: Tensors, O: Tensors>(
         }
         steps.extend(parts.into_iter().map(|part| (batch, part)));
     }
-    Ok(steps)
+    steps
 }
 
 /// Whether the parts of a batch give what all of it gives.
@@ -89,40 +88,34 @@ fn divides<M: Module, I: Tensors, O: Tensors>(
     model: &M,
     forward: &impl Fn(&M, I) -> O,
     inputs: &I,
-    dense: &[Tensor<2>],
+    dense: &[Numbers],
     parts: &[Range<usize>],
-) -> Result<bool, PruneError> {
+) -> bool {
     let all = parts.last().map_or(0, |last| last.end);
-    for part in parts {
-        let given = catch_quietly(|| {
+    parts.iter().all(|part| {
+        let found = catch_quietly(|| {
             let inputs = inputs.map_tensors(&mut Part {
                 examples: Some(part.clone()),
                 trains: false,
             });
-            let given = outputs(&forward(model, inputs))?;
-            given
-                .into_iter()
-                .map(|given| Ok((given.dims(), read(given)?)))
-                .collect::<Result<Vec<_>, PruneError>>()
+            given(&forward(model, inputs))
         });
-        let Ok(Ok(given)) = given else {
-            return Ok(false);
+        let Ok(Ok(found)) = found else {
+            return false;
         };
-        let expected = rows(dense, part, all);
-        if given.len() != expected.len() {
-            return Ok(false);
-        }
-        for ((dims, given), expected) in given.into_iter().zip(expected) {
-            let tolerance = match expected.dtype() {
-                DType::F32 | DType::F64 => 1e-3,
-                _ => 2e-2,
-            };
-            if dims != expected.dims() || !agree(&given, &read(expected)?, tolerance) {
-                return Ok(false);
-            }
-        }
-    }
-    Ok(true)
+        let mut pairs = found.iter().zip(dense);
+        found.len() == dense.len()
+            && pairs.all(|(found, dense)| {
+                let expected = dense.of_examples(part, all);
+                let tolerance = match dense.dtype() {
+                    DType::F32 | DType::F64 => 1e-3,
+                    _ => 2e-2,
+                };
+                found.width() == dense.width()
+                    && found.values().len() == expected.len()
+                    && agree(found.values(), expected, tolerance)
+            })
+    })
 }
 
 /// Whether numbers are the same to rounding, a fraction of the largest one.
@@ -134,27 +127,13 @@ fn agree(given: &[f32], expected: &[f32], tolerance: f32) -> bool {
 }
 
 /// Whether all outputs have as many places for each of so many examples.
-fn counts(dense: &[Tensor<2>], all: usize) -> bool {
-    let mut places = dense.iter().map(|dense| dense.dims()[0]);
+fn counts(dense: &[Numbers], all: usize) -> bool {
+    let mut places = dense.iter().map(Numbers::places);
     places.all(|places| places.is_multiple_of(all.max(1)))
 }
 
-/// The outputs of some of so many examples.
-pub(crate) fn rows(dense: &[Tensor<2>], examples: &Range<usize>, all: usize) -> Given {
-    let some = |dense: &Tensor<2>| {
-        let [places, _] = dense.dims();
-        let per_example = places / all.max(1);
-        let end = match examples.end == all {
-            true => places,
-            false => examples.end * per_example,
-        };
-        dense.clone().slice([examples.start * per_example..end])
-    };
-    dense.iter().map(some).collect()
-}
-
 /// The examples of a batch, in parts: all at once where not all of its tensors count them.
-fn parts(inputs: &impl Tensors, dense: &[Tensor<2>]) -> Vec<Range<usize>> {
+fn parts(inputs: &impl Tensors, dense: &[Numbers]) -> Vec<Range<usize>> {
     let (all, step) = match first_dimension(inputs) {
         Some(all) if counts(dense, all) => (all, all.div_ceil(all.div_ceil(STEP).max(1))),
         Some(all) => (all, all),

@@ -7,6 +7,7 @@ mod contest;
 mod divergences;
 mod division;
 mod effort;
+mod given;
 pub(crate) mod inputs;
 mod norm;
 mod report;
@@ -26,6 +27,7 @@ pub use report::{LayerwiseLayer, LayerwisePruned, LayerwiseReport, Refitted};
 pub use shares::Shares;
 pub use support::SupportMethod;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, ParamGroup};
@@ -123,6 +125,10 @@ pub struct Pruner {
     /// Show progress bars, where standard error is a terminal. Default: yes.
     #[serde(skip, default = "shown")]
     pub progress: bool,
+    /// A folder for activations between layers, see [`spilling_to`](Self::spilling_to). Default: none, they stay
+    /// on the device.
+    #[serde(skip)]
+    pub spill: Option<PathBuf>,
 }
 
 fn shown() -> bool {
@@ -150,6 +156,7 @@ impl Pruner {
             ridge: 0.01,
             group: None,
             progress: true,
+            spill: None,
         }
     }
 
@@ -162,6 +169,14 @@ impl Pruner {
     /// With outputs that are no logits of classes along their last axis.
     pub fn with_outputs(mut self, outputs: Outputs) -> Self {
         self.outputs = outputs;
+        self
+    }
+
+    /// Keeps activations between layers, of the dense network and the pruned one, in files in `folder`, which is
+    /// made where there is none: those of one batch at a time are on the device. Inputs stay there; what comes out
+    /// is the same, and the files go with each walk through the network.
+    pub fn spilling_to(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.spill = Some(folder.into());
         self
     }
 
@@ -183,6 +198,7 @@ impl Pruner {
     /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or the same in all
     ///   examples, or whose system is singular; [`PruneError::CarriesReparameterization`].
     /// - [`PruneError::NaNOutputs`] where the dense network gives NaN for inputs that judge.
+    /// - [`PruneError::Io`] where activations cannot be kept in the folder of [`spilling_to`](Self::spilling_to).
     /// - [`PruneError::NoSamples`] without an example, [`PruneError::InvalidConfig`], and what
     ///   [`Selection::of`] and the budget refuse.
     pub fn prune<M: Module, I: Tensors, O: Tensors>(
@@ -315,7 +331,14 @@ impl Pruner {
 
 /// What a recording or a walk refuses.
 pub(crate) fn failed(source: GraphError) -> PruneError {
-    PruneError::NotRecorded { source }
+    match source {
+        GraphError::Spill { folder, reason } => PruneError::Io {
+            action: "cannot keep activations in",
+            path: folder.display().to_string(),
+            reason,
+        },
+        source => PruneError::NotRecorded { source },
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use burn_lean_graph::{Graph, Pass, Step, Tensors, Walk};
 
 use crate::PruneError;
 use crate::layerwise::attempt::Setting;
-use crate::layerwise::divergences::{Divergences, Given, Measure, outputs};
+use crate::layerwise::divergences::{Divergences, Measure};
+use crate::layerwise::given::{Given, outputs};
 use crate::layerwise::stops::{Stop, stops};
 use crate::layerwise::{failed, norm, ties};
 
@@ -62,11 +63,11 @@ impl Setting<'_> {
         walk: &mut Walk<O>,
         dense: &[Given],
     ) -> Result<Divergences, PruneError> {
-        let measures = Measure::of(self.pruner.outputs, dense)?;
+        let measures = Measure::of(self.pruner.outputs, dense);
         let mut divergences = Divergences::default();
         for batch in self.judges.clone() {
             let pruned = walk.result(batch, Pass::Replaced).map_err(failed)?;
-            divergences.add(&measures, batch, &dense[batch], &outputs(&pruned)?)?;
+            divergences.add(&measures, batch, &dense[batch], outputs(&pruned)?)?;
         }
         Ok(divergences)
     }

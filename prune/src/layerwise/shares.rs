@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::layerwise::Candidate;
 use crate::layerwise::calibration::Extent;
 use crate::layerwise::contest::Contest;
-use crate::layerwise::divergences::{Divergences, Given};
+use crate::layerwise::divergences::Divergences;
+use crate::layerwise::given::Given;
 use crate::model::checks;
 use crate::{Budget, Layout, PruneError, SparsityPattern};
 

@@ -13,8 +13,9 @@ use burn_lean_reparam::{each_float, join_copies, map_with_path};
 
 use crate::host::{bar, read};
 use crate::layerwise::contest::{Best, Contest};
-use crate::layerwise::divergences::{Divergences, Given, Measure, outputs};
-use crate::layerwise::division::{self, Part, first_dimension, rows};
+use crate::layerwise::divergences::{Divergences, Measure};
+use crate::layerwise::division::{self, Part, first_dimension};
+use crate::layerwise::given::{Given, outputs};
 use crate::layerwise::shares::Shared;
 use crate::layerwise::{Candidate, Outputs};
 use crate::statistics::batch_norm::OnlyBatchNormTrains;
@@ -85,7 +86,7 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
                 &calibration.forward,
                 fitted,
                 &best.outputs,
-            )?,
+            ),
         };
         let judge = |tuned: M| {
             let walk = calibration.walk(&tuned, &all)?;
@@ -126,7 +127,7 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
         let (tuned, mut steps) = self.tune(trial, loss, model)?;
         let mut first = judge(tuned)?;
         let is_distribution = self.contest.pruner.outputs == Outputs::Logits;
-        let is_distribution = is_distribution && self.dense.iter().all(|one| one[0].dims()[1] > 1);
+        let is_distribution = is_distribution && self.dense.iter().all(|one| one[0].width() > 1);
         if is_distribution && before.mean() > FAR && !self.contest.is_late() {
             let other = Loss::Divergence;
             let (tuned, taken) = self.tune(trial, other, model)?;
@@ -180,7 +181,7 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
             .with_weight_decay(0.0)
             .with_epsilon(1e-8)
             .init();
-        let measures = Measure::of(pruner.outputs, self.dense)?;
+        let measures = Measure::of(pruner.outputs, self.dense);
         let parts = &self.steps;
         let steps = parts.len() * passes;
         let bar = bar(Candidate::Tuned.name(), steps, pruner.progress);
@@ -200,8 +201,12 @@ impl<M: Module, I: Tensors, O: Tensors> Tuning<'_, M, I, O> {
                     trains: true,
                 });
                 let given = outputs(&forward(&student, inputs))?;
-                let target = rows(&self.dense[*batch], examples, all);
-                let loss = loss.of_all(&measures, target, given);
+                let dense = self.dense[*batch].iter().zip(&given);
+                let target = dense.map(|(dense, given)| {
+                    let device = given.device().without_autodiff();
+                    dense.tensor(examples, all, &device)
+                });
+                let loss = loss.of_all(&measures, target.collect(), given);
                 if !loss.is_tracked() {
                     // What trains is not what the forward pass reads.
                     return Ok((model.valid(), 0));
@@ -248,7 +253,12 @@ fn stride(count: usize) -> usize {
 
 impl Loss {
     /// The sum over all outputs.
-    fn of_all(self, measures: &[Measure], dense: Given, pruned: Given) -> Tensor<1> {
+    fn of_all(
+        self,
+        measures: &[Measure],
+        dense: Vec<Tensor<2>>,
+        pruned: Vec<Tensor<2>>,
+    ) -> Tensor<1> {
         let several = dense.len() > 1;
         let each = dense.into_iter().zip(pruned).zip(measures).enumerate();
         let losses = each.map(|(at, ((dense, pruned), measure))| {

@@ -4,7 +4,7 @@ use burn::module::{Module, Param, ParamId, Reparameterization};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_lean_reparam::map_leaf;
 
-use crate::model::carried::zero_pruned;
+use crate::model::carried::{zero_pruned, zero_where};
 
 /// A parameter whose effective value is its base where it is kept and exactly zero elsewhere.
 ///
@@ -60,7 +60,8 @@ impl Reparameterization for Mask {
     const NAME: &'static str = "mask";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        zero_pruned(base, self.kept())
+        // Not `kept`, inverted: one tensor of flags in each pass.
+        zero_where(base, self.kept.val().equal_elem(0))
     }
 }
 

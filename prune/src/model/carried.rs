@@ -5,10 +5,15 @@ use burn::tensor::{Bool, Int, Tensor};
 use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 
 /// `base` with a positive zero wherever `kept`, of as many flags, is false.
+pub(crate) fn zero_pruned<const D: usize>(base: Tensor<D>, kept: Tensor<1, Bool>) -> Tensor<D> {
+    zero_where(base, kept.bool_not())
+}
+
+/// `base` with a positive zero wherever `pruned`, of as many flags, is true.
 ///
 /// Filled instead of multiplied: 0 · x is NaN for an infinite x and -0 for a negative one.
-pub(crate) fn zero_pruned<const D: usize>(base: Tensor<D>, kept: Tensor<1, Bool>) -> Tensor<D> {
-    let pruned = kept.reshape(base.shape()).bool_not();
+pub(crate) fn zero_where<const D: usize>(base: Tensor<D>, pruned: Tensor<1, Bool>) -> Tensor<D> {
+    let pruned = pruned.reshape(base.shape());
     base.mask_fill(pruned, 0.0)
 }
 

@@ -59,20 +59,25 @@ impl QuantParams {
     /// ```
     pub fn from_range(range: Range, scheme: &Scheme) -> Self {
         let (quant_min, quant_max) = (scheme.quant_min(), scheme.quant_max());
-        let min = range.min.clamp_max(0.0);
-        let max = range.max.clamp_min(0.0);
-        let largest = min.clone().neg().max_pair(max.clone());
-        let stored = |scale| {
-            let scale = scheme.scale_format.stored(scale, largest.clone(), scheme);
-            Self::symmetric(scale, scheme)
-        };
+        let Range { min, max } = range;
         match scheme.mapping {
-            Mapping::Symmetric => stored(largest.clone().div_scalar((quant_max - quant_min) / 2.0)),
+            Mapping::Symmetric => {
+                // The same as with 0 inside, in fewer operations.
+                let largest = min.abs().max_pair(max.abs());
+                let scale = largest.clone().div_scalar((quant_max - quant_min) / 2.0);
+                let scale = scheme.scale_format.stored(scale, || largest, scheme);
+                Self::symmetric(scale, scheme)
+            }
             Mapping::SymmetricNoClipping => {
-                let below = min.div_scalar(quant_min);
-                stored(below.max_pair(max.div_scalar(quant_max)))
+                let (min, max) = (min.clamp_max(0.0), max.clamp_min(0.0));
+                let below = min.clone().div_scalar(quant_min);
+                let scale = below.max_pair(max.clone().div_scalar(quant_max));
+                let largest = || min.neg().max_pair(max);
+                let scale = scheme.scale_format.stored(scale, largest, scheme);
+                Self::symmetric(scale, scheme)
             }
             Mapping::Affine => {
+                let (min, max) = (min.clamp_max(0.0), max.clamp_min(0.0));
                 // Halves, since the whole may be more than the largest number: exact, so that nothing
                 // else changes.
                 let half = max.mul_scalar(0.5) - min.clone().mul_scalar(0.5);

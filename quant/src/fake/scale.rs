@@ -8,9 +8,14 @@ use crate::fake::qparams::QuantParams;
 use crate::format::{Mapping, NumberFormat, ScaleFormat, ScaleRounding, Scheme};
 
 impl ScaleFormat {
-    /// The stored scales of groups whose largest magnitudes are `largest`; `scale` is what they
-    /// would be in F32.
-    pub(crate) fn stored(self, scale: Tensor<1>, largest: Tensor<1>, scheme: &Scheme) -> Tensor<1> {
+    /// The stored scales of groups whose largest magnitudes are `largest`, which few formats ask for; `scale`
+    /// is what they would be in F32.
+    pub(crate) fn stored(
+        self,
+        scale: Tensor<1>,
+        largest: impl FnOnce() -> Tensor<1>,
+        scheme: &Scheme,
+    ) -> Tensor<1> {
         // The scales of a microscaling format reach further down than any F32 tensor needs, but
         // not to 0.
         const LEAST: f32 = 1e-30;
@@ -24,7 +29,7 @@ impl ScaleFormat {
             }
             Self::PowerOfTwo(ScaleRounding::Standard) => {
                 let exponent = scheme.quant_max().log2().floor();
-                power_of_two_below(largest.clamp_min(LEAST)).mul_scalar(f32::exp2(-exponent))
+                power_of_two_below(largest().clamp_min(LEAST)).mul_scalar(f32::exp2(-exponent))
             }
             Self::E4M3(rounding) => {
                 // The largest scale of the tensor is the largest E4M3 number.
@@ -36,7 +41,7 @@ impl ScaleFormat {
                     }
                     _ => {
                         let half_width = (scheme.quant_max() - scheme.quant_min()) / 2.0;
-                        reductions::max(largest).div_scalar(largest_scale * half_width)
+                        reductions::max(largest()).div_scalar(largest_scale * half_width)
                     }
                 };
                 let of_tensor = of_tensor.clamp_min(LEAST);

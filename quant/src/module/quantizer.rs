@@ -77,7 +77,8 @@ struct State {
     observer: Observer,
     learned_scale: Option<Param<Tensor<1>>>,
     learned_zero_point: Option<Param<Tensor<1>>>,
-    /// Scale and zero point of the range, once they are computed; another cell when something changes.
+    /// Scale and zero point of the range, once they are computed; another cell when the range, or where it
+    /// is, changes.
     #[module(skip)]
     of_range: Arc<OnceLock<QuantParams>>,
     /// What was observed in the latest forward pass.
@@ -131,6 +132,17 @@ impl State {
             },
             false => QuantParams::from_range(Range { min, max }, scheme),
         }
+    }
+
+    /// The same, computed once.
+    fn known_observed_qparams(&self, scheme: &Scheme) -> QuantParams {
+        if let Some(known) = self.of_range.get() {
+            return known.clone();
+        }
+        // Not `get_or_init`, which locks while it computes.
+        let qparams = self.observed_qparams(scheme);
+        let _ = self.of_range.set(qparams.clone());
+        qparams
     }
 
     /// The range that was observed, or that scale and zero point stand for.

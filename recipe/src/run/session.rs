@@ -59,7 +59,11 @@ impl<M: Module> Shipped<M> {
     /// As Burn records it.
     pub(crate) fn dense(model: M) -> Result<Self, RecipeError> {
         let bytes = model.valid().into_record().into_bytes();
-        let file = bytes.map_err(RecipeError::task)?.to_vec();
+        let bytes = bytes.map_err(RecipeError::task)?;
+        // Without a copy, where the allocation is that of a vector.
+        let file = bytes
+            .try_into_vec::<u8>()
+            .unwrap_or_else(|bytes| bytes.to_vec());
         Ok(Self { model, file })
     }
 }
@@ -149,33 +153,32 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         if let Some((record, kept)) = self.state.finished(key)?
             && let Some(mut row) = kept.row
         {
-            let shipped = load(record).and_then(&ship).map_err(at)?;
+            let Shipped { model, file } = load(record).and_then(&ship).map_err(at)?;
+            // The same tensors, with identities of their own.
+            row.bytes = self.write(name, file)?;
             if row.accuracy.is_none() {
-                row.accuracy = self.accuracy(&shipped.model.valid()).map_err(at)?;
+                row.accuracy = self.accuracy(&model.valid()).map_err(at)?;
             }
             if kept.latency != self.run.latency.name() {
                 // That of another place is not to be compared with.
-                row.latency_ms = self.latency(&shipped.model.valid()).map_err(at)?;
+                row.latency_ms = self.latency(&model.valid()).map_err(at)?;
             }
-            // The same tensors, with identities of their own.
-            row.bytes = shipped.file.len() as u64;
-            self.write(name, &shipped)?;
             self.state.tidy(key)?;
             self.listener()
                 .tell(&Progress::Finished { row: row.clone() })?;
             return Ok(StageOutcome {
                 row,
-                model: shipped.model,
+                model,
                 folded: false,
             });
         }
         let start = Instant::now();
         let made = make().map_err(at)?;
         let seconds = start.elapsed().as_secs_f64();
-        let shipped = ship(made.clone()).map_err(at)?;
+        let Shipped { model, file } = ship(made.clone()).map_err(at)?;
         // Before anything that may fail: a stage can take hours.
-        self.write(name, &shipped)?;
-        let row = self.measure(name, &shipped, seconds).map_err(at)?;
+        let bytes = self.write(name, file)?;
+        let row = self.measure(name, &model, bytes, seconds).map_err(at)?;
         let kept = Kept {
             row: Some(row.clone()),
             masks: None,
@@ -192,7 +195,7 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
             .tell(&Progress::Finished { row: row.clone() })?;
         Ok(StageOutcome {
             row,
-            model: shipped.model,
+            model,
             folded: false,
         })
     }
@@ -217,8 +220,8 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         Ok(model)
     }
 
-    fn measure(&self, name: &str, shipped: &Shipped<M>, seconds: f64) -> Result<Row, RecipeError> {
-        let model = shipped.model.valid();
+    fn measure(&self, name: &str, model: &M, bytes: u64, seconds: f64) -> Result<Row, RecipeError> {
+        let model = model.valid();
         let accuracy = self.accuracy(&model)?;
         let mut nonzeros = 0;
         each_plain_float(&model, |_, float| {
@@ -228,7 +231,7 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         Ok(Row {
             stage: name.into(),
             accuracy,
-            bytes: shipped.file.len() as u64,
+            bytes,
             nonzeros,
             latency_ms: self.latency(&model)?,
             seconds,
@@ -273,11 +276,12 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         })
     }
 
-    fn write(&self, name: &str, shipped: &Shipped<M>) -> Result<(), RecipeError> {
-        match self.path(name, "model") {
-            Some(path) => FILES.write(&path, &shipped.file),
-            None => Ok(()),
+    /// Writes the file that a model is shipped in, where there is a folder for it, and drops it: its length.
+    fn write(&self, name: &str, file: Vec<u8>) -> Result<u64, RecipeError> {
+        if let Some(path) = self.path(name, "model") {
+            FILES.write(&path, &file)?;
         }
+        Ok(file.len() as u64)
     }
 
     /// Writes the files that the recipe asks for of a last model.

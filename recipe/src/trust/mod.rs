@@ -8,16 +8,17 @@ mod perturbation;
 mod plots;
 mod statistics;
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean_graph::Tensors;
 use burn_lean_prune::Batch;
 use burn_lean_quant::{QuantizedForward, Site, fold_for, health, quantizers};
-use burn_lean_reparam::each_plain_float;
+use burn_lean_reparam::{AnyFloat, FloatVisitor, each_plain_float, visit_plain_floats};
 use serde::{Deserialize, Serialize};
 
 pub use answers::{Answers, ReliabilityBin};
@@ -446,20 +447,26 @@ where
         [before, after] if before == after => original.clone(),
         _ => return Ok(Vec::new()),
     };
-    let [before, after] = [&original, compressed].map(matrices);
+    // Stored are also codes, and floats off their grid.
+    let mut matrices = Matrices::default();
+    visit_plain_floats(&compressed.clone().materialize(), &mut matrices);
     let mut layers = Vec::new();
-    for (path, values) in &before {
-        let other = after.iter().find(|(other, _)| other == path);
-        if let Some((_, other)) = other
-            && other.len() == values.len()
-        {
+    // Both models as vectors at once would be twice their F32 sizes on the host.
+    each_plain_float(&original.materialize(), |at, float| {
+        let path = at.path();
+        let is_matrix = float.shape().len() >= 2;
+        let Some(other) = matrices.0.get(&path).filter(|_| is_matrix) else {
+            return;
+        };
+        let (values, other) = (float.values(), other.values());
+        if values.len() == other.len() {
             layers.push(LayerSqnr {
-                path: path.clone(),
+                path,
                 site: "weight".into(),
-                sqnr: sqnr(values, other),
+                sqnr: sqnr(&values, &other),
             });
         }
-    }
+    });
     Ok(layers)
 }
 
@@ -504,16 +511,16 @@ where
     Ok(layers.collect())
 }
 
-/// Weights of rank 2 and more as the forward pass has them, by their paths.
-fn matrices<M: Module>(model: &M) -> Vec<(String, Vec<f32>)> {
-    let mut matrices = Vec::new();
-    // Stored are also codes, and floats off their grid.
-    each_plain_float(&model.clone().materialize(), |at, float| {
-        if float.shape().len() >= 2 {
-            matrices.push((at.path(), float.values()));
+/// Weights of rank 2 and more by their paths, not read yet.
+#[derive(Default)]
+struct Matrices(HashMap<String, Box<dyn AnyFloat>>);
+
+impl FloatVisitor for Matrices {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if D >= 2 {
+            self.0.insert(path.into(), Box::new(param.clone()));
         }
-    });
-    matrices
+    }
 }
 
 fn sqnr(x: &[f32], y: &[f32]) -> f64 {

@@ -23,7 +23,8 @@ const INDEX: &str = "model.safetensors.index.json";
 ///
 /// A network there has its own names for the same layers. They are given with each
 /// [`add`](Self::add), once with the whole model or block by block, so that a model need not be in memory
-/// at once. Zeros of 2:4 stay in float weights: readers of today know no layout without them.
+/// at once. Zeros of 2:4 are stored like other weights, as floats or as codes: a folder is no smaller for them,
+/// readers of today know no layout without them.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::backend::ExecutionError;
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
-use burn_lean_reparam::sealed::seal;
+use burn_lean_reparam::sealed::seal_head;
 use burn_lean_reparam::{PathVisitor, Trail, each_float, settle, visit_with_path};
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -97,14 +97,18 @@ pub(crate) fn write(
     path: &Path,
 ) -> Result<u64, QuantError> {
     let file = FileError::new(path);
-    let views = tensors
+    let mut views = tensors
         .iter()
         .map(|(name, stored)| Ok((name.clone(), stored.view()?)))
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()
         .map_err(|error| file.write(error))?;
-    let bytes = seal(views, metadata).map_err(|error| file.write(error))?;
-    FILES.write(path, &bytes)?;
-    Ok(bytes.len() as u64)
+    let head = seal_head(&mut views, metadata).map_err(|error| file.write(error))?;
+    // One after the other: all of them once more would take the memory of a second model.
+    let parts = views.iter().map(|(_, view)| view.data());
+    let parts = std::iter::once(head.as_slice()).chain(parts);
+    let bytes = parts.clone().map(<[u8]>::len).sum::<usize>();
+    FILES.write_parts(path, parts)?;
+    Ok(bytes as u64)
 }
 
 /// The dtype of the values of each weight that carries a quantizer, by path.

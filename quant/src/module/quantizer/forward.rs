@@ -210,10 +210,7 @@ impl FakeQuantize {
             let x = x.clone().without_autodiff();
             return Ok(Chosen::Fixed(QuantParams::of(&x, scheme)?));
         }
-        // Not `get_or_init`, which locks while it computes.
-        let qparams = state.observed_qparams(scheme);
-        let _ = state.of_range.set(qparams.clone());
-        Ok(Chosen::Fixed(qparams))
+        Ok(Chosen::Fixed(state.known_observed_qparams(scheme)))
     }
 
     /// Learns from the first scale for `x` on, unless it learns already. Whether it does: a step whose values are
@@ -269,7 +266,7 @@ impl FakeQuantize {
                 let like = state.observer.range().min;
                 like.full_like(scheme.symmetric_zero_point())
             }
-            None => state.observed_qparams(scheme).zero_point,
+            None => state.known_observed_qparams(scheme).zero_point,
         }
     }
 }
@@ -293,11 +290,16 @@ fn is_a_beginning(first: &QuantParams) -> Result<bool, QuantError> {
 #[cfg(test)]
 mod tests {
     use burn::backend::Flex;
-    use burn::module::Module;
+    use burn::module::{Module, ModuleMapper};
     use burn::tensor::Device;
 
     use super::*;
-    use crate::{FakeQuantizeConfig, NumberFormat, Scheme};
+    use crate::{FakeQuantizeConfig, NumberFormat, Scheme, module::Schedule};
+
+    /// An optimizer whose learning rate is 0.
+    struct DoesNothing;
+
+    impl ModuleMapper for DoesNothing {}
 
     /// Where the scale is that a forward pass used, in the host's memory, if it is kept.
     fn scale(quantizer: &FakeQuantize) -> Option<(Tensor<1>, *const u8)> {
@@ -344,5 +346,35 @@ mod tests {
         let trained = scale(&quantizer).unwrap();
         quantizer.forward(training * 2.0);
         assert_ne!(scale(&quantizer).unwrap().1, trained.1);
+    }
+
+    #[test]
+    fn a_frozen_range_has_one_scale_from_step_to_step_until_a_record_is_loaded() {
+        let device = Device::flex();
+        let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+        let frozen = Schedule::new().with_freeze_observers_at(Some(0));
+        let up_to = |max: f32| {
+            let range = Range {
+                min: Tensor::from_floats([0.0], &device),
+                max: Tensor::from_floats([max], &device),
+            };
+            let quantizer = config.init(&device).unwrap().with_schedule(frozen);
+            quantizer.with_range(range)
+        };
+        let x = Tensor::<1>::from_floats([0.0, 0.6, 3.0], &device.clone().autodiff());
+
+        let quantizer = up_to(2.55);
+        quantizer.forward(x.clone());
+        let first = scale(&quantizer).unwrap();
+        let quantizer = quantizer.map(&mut DoesNothing).advanced();
+        assert_eq!(quantizer.step(), 1);
+        quantizer.forward(x.clone());
+        assert_eq!(scale(&quantizer).unwrap().1, first.1);
+
+        let quantizer = quantizer.load_record(up_to(5.1).into_record());
+        assert!(scale(&quantizer).is_none());
+        quantizer.forward(x);
+        let loaded = scale(&quantizer).unwrap().0.into_scalar::<f32>();
+        assert!((loaded - 0.02).abs() < 1e-8, "{loaded}");
     }
 }

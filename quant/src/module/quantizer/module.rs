@@ -31,14 +31,23 @@ impl Clone for FakeQuantize {
 impl FakeQuantize {
     /// With another state; what was computed from the old one, or from the weight, is gone.
     fn map_state(self, map: impl FnOnce(State) -> State) -> Self {
-        let mut state = match Arc::try_unwrap(self.state) {
+        self.keep_state(|state| {
+            map(State {
+                of_range: Arc::default(),
+                ..state
+            })
+        })
+    }
+
+    /// The same, but what was computed from the old state goes along with it.
+    fn keep_state(self, map: impl FnOnce(State) -> State) -> Self {
+        let state = match Arc::try_unwrap(self.state) {
             Ok(own) => own.into_inner().unwrap_or_else(PoisonError::into_inner),
             Err(shared) => {
                 let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 shared.clone()
             }
         };
-        state.of_range = Arc::default();
         Self {
             state: Arc::new(Mutex::new(map(state))),
             resident: Resident::default(),
@@ -65,10 +74,16 @@ fn mapped<M: ModuleMapper>(state: State, mapper: &mut M) -> State {
         }
     }
     if state.control.was_loaded {
-        return state;
+        return State {
+            of_range: Arc::default(),
+            ..state
+        };
     }
     // It may have moved the model.
     let device = state.observer.range().min.device();
+    if device != observer.range().min.device() {
+        state.of_range = Arc::default();
+    }
     State {
         observer: observer.to_device(&device),
         ..state
@@ -114,14 +129,14 @@ impl Module for FakeQuantize {
             return self;
         }
         if walk::is_hidden() {
-            return self.map_state(|state| state);
+            return self.keep_state(|state| state);
         }
         mapper.enter_module("training", CONTAINER);
         let training = Module::map(self.training.clone(), mapper);
         mapper.exit_module("training", CONTAINER);
         Self {
             training,
-            ..self.map_state(|state| mapped(state, mapper))
+            ..self.keep_state(|state| mapped(state, mapper))
         }
     }
 

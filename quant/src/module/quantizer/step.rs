@@ -3,6 +3,7 @@
 use super::FakeQuantize;
 use crate::Learned;
 use crate::module::control::{Counted, Mode};
+use crate::module::resident::Resident;
 
 const PASSED_BY: &str = "no value came by these quantizers in the first step: run the model with \
      `QuantizedForward::run`, or in mixed precision with `Autocast::run`, call these layers with `forward_q` in a \
@@ -16,7 +17,12 @@ const KEPT_NOTHING: &str = "these quantizers kept nothing of what they observed 
 impl FakeQuantize {
     /// Moves on by one step, unless somebody has counted it.
     pub(crate) fn advanced(self) -> Self {
-        self.edit(|state| state.control.advance())
+        // The range stays, and what was computed from it.
+        self.lock().control.advance();
+        Self {
+            resident: Resident::default(),
+            ..self
+        }
     }
 
     /// Moves on by one step, which [`advance`](crate::advance) then does not do again.
