@@ -35,10 +35,11 @@ impl Pretrained {
     ///
     /// A folder that cannot be made, or holds a model.
     pub(crate) fn create(to: &Path, goes_on: bool) -> Result<Self, Box<dyn Error>> {
-        if goes_on && to.is_dir() && !to.join("config.json").exists() {
-            remove_unfinished(to)?;
+        if goes_on && to.join(UNFINISHED).exists() {
+            remove_weights(to)?;
         }
         let folder = PretrainedFolder::create(to)?;
+        std::fs::write(to.join(UNFINISHED), b"")?;
         Ok(Self {
             folder,
             to: to.into(),
@@ -93,6 +94,7 @@ impl Pretrained {
             }
         }
         let report = self.folder.finish(config)?;
+        std::fs::remove_file(self.to.join(UNFINISHED))?;
         println!(
             "{}: {} bytes of weights, {}, {} matrices in codes",
             self.to.display(),
@@ -107,19 +109,17 @@ impl Pretrained {
     }
 }
 
-/// Removes the weights of a folder that was not finished, whose names do not say yet of how many files they are.
-fn remove_unfinished(folder: &Path) -> Result<(), Box<dyn Error>> {
+/// What lies in a folder that had no weights before this program began to write some, until all are there.
+const UNFINISHED: &str = "unfinished";
+
+/// Removes the weights of a folder that was not finished, under whatever name.
+fn remove_weights(folder: &Path) -> Result<(), Box<dyn Error>> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        let name = name.strip_suffix(".safetensors");
-        let Some((before, number)) = name.and_then(|name| name.rsplit_once("model-")) else {
-            continue;
-        };
-        // One that was being written has the name of its process before its own.
-        let is_written_here = before.is_empty() || before.starts_with("partial-");
-        let is_number = number.len() == 5 && number.bytes().all(|digit| digit.is_ascii_digit());
-        if is_written_here && is_number {
+        let is_weights =
+            name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+        if is_weights || name == "config.json" {
             std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
     }

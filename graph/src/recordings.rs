@@ -57,8 +57,8 @@ struct Known {
     watches: bool,
     /// How often it was asked for.
     uses: u64,
-    /// From which use on gradients are compared again, with inputs of no more elements than these: memory was
-    /// enough for as many.
+    /// From which use on gradients are compared again, with inputs of no more elements than these, for which memory
+    /// was enough; eight times as late with others.
     again: (u64, usize),
 }
 
@@ -71,10 +71,6 @@ const AGAIN_KEPT: u64 = 2;
 /// How often gradients are tried in one step after the other, where they are not finite: weights that make them so
 /// move away, a derivative at infinity stays.
 const TRIES: u32 = 4;
-
-fn is_repeated(uses: u64, from: u64) -> bool {
-    uses >= from && uses.is_power_of_two()
-}
 
 impl Known {
     /// Which results something that trains leads to for the first time.
@@ -252,7 +248,7 @@ impl Recordings {
         let known = self.kept::<O>(&kept, &carried);
         if let Some((known, uses)) = &known
             && !is_due
-            && !is_repeated(*uses, AGAIN_KEPT)
+            && !(*uses >= AGAIN_KEPT && uses.is_power_of_two())
         {
             return Ok(known.clone());
         }
@@ -293,7 +289,8 @@ impl Recordings {
         };
         known.uses += 1;
         let (from, most) = known.again;
-        let is_time = known.uses >= from && elements <= most;
+        // Inputs that only grow have their turn, too.
+        let is_time = known.uses >= from && (elements <= most || known.uses >= 8 * from);
         let again = verifies && known.compared.is_some() && is_time;
         let is_due = known.watches || verifies && (again || !known.is_verified);
         (is_due, again)

@@ -478,11 +478,20 @@ fn a_folder_for_transformers_is_a_checkpoint_of_the_same_model() {
     let model = own::train(&sizes, 2, 1, &device).unwrap();
     // What a killed run leaves.
     fs::create_dir(&folder).unwrap();
-    fs::write(folder.join("model-00001.safetensors"), b"cut").unwrap();
+    for name in [
+        "model-00001.safetensors",
+        "model-00001-of-00002.safetensors",
+    ] {
+        fs::write(folder.join(name), b"cut").unwrap();
+    }
+    // Another program's, until it says that it is not.
+    assert!(pretrained::Pretrained::create(&folder, true).is_err());
+    fs::write(folder.join("unfinished"), b"").unwrap();
     assert!(pretrained::Pretrained::create(&folder, false).is_err());
     let mut writer = pretrained::Pretrained::create(&folder, true).unwrap();
     writer.add(&model, None).unwrap();
     writer.finish(None, &sizes).unwrap();
+    assert!(!folder.join("unfinished").exists());
     let found = checkpoint::Checkpoint::open(&folder, None, sizes.positions).unwrap();
     assert_eq!(found.sizes, sizes);
     let found = found.load(&device).unwrap();
