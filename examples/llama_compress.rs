@@ -90,7 +90,8 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_lean::oneshot::{Compressed, KvFormat, OneShot, OneShotError, Preset};
+use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset};
+use burn_lean::quant::KvFormat;
 use burn_lean::reparam::Rejected;
 use checkpoint::{Checkpoint, Windows};
 use clap::Parser;

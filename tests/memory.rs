@@ -15,6 +15,7 @@ use burn_lean::amp::{
     LossScale,
 };
 use burn_lean::deploy::{EngineConfig, Export};
+use burn_lean::oneshot::{OneShot, OneShotError, Preset};
 use burn_lean::prune::{
     Budget, FisherConfig, GradientMatrix, PrunerConfig, RidgeChoice, SolverConfig,
 };
@@ -339,4 +340,68 @@ fn compiling_an_engine_holds_few_copies_of_the_weights() {
         );
         assert!(times < most, "{times:.2} times the F32 weights");
     }
+}
+
+/// Layers of 256 × 256 by GPTQ, one at a time: ten of them take what two do.
+#[test]
+fn blocks_are_compressed_in_the_memory_of_one() {
+    let _alone = alone();
+    const WIDTH: usize = 256;
+    const BYTES: usize = 4 * WIDTH * WIDTH;
+    let device = Device::flex();
+    let x = Tensor::<2>::random([2 * WIDTH, WIDTH], Distribution::Default, &device);
+    let most = |blocks: usize| {
+        let load = |number: usize| -> Result<(String, Linear), OneShotError> {
+            let layer = LinearConfig::new(WIDTH, WIDTH).init(&device);
+            Ok((format!("layers.{number}"), layer))
+        };
+        most_during(|| {
+            let done = OneShot::new(Preset::w4a16().with_group(32)).compress_blocks(
+                [x.clone()],
+                (0..blocks).map(load),
+                |layer, x| layer.forward(x),
+                |_, _| Ok(()),
+            );
+            assert_eq!(done.unwrap().report.blocks.len(), blocks);
+        })
+    };
+    most(1);
+    let (two, ten) = (most(2), most(10));
+    println!("two: {two} bytes, ten: {ten}; a block has {BYTES}");
+    assert!(ten < two + 4 * BYTES, "{ten}, of two blocks {two}");
+}
+
+/// 64 batches of 1 MiB, which two passes carry: in files, a few batches are in memory at once, also from one
+/// block to the next.
+#[test]
+fn spilled_activations_are_in_memory_batch_by_batch() {
+    let _alone = alone();
+    const WIDTH: usize = 64;
+    const ROWS: usize = 4096;
+    const BATCHES: usize = 64;
+    const BYTES: usize = 4 * WIDTH * ROWS;
+    let device = Device::flex();
+    let x = Tensor::<2>::random([ROWS, WIDTH], Distribution::Default, &device);
+    let most = |spills: bool| {
+        let load = |number: usize| -> Result<(String, Linear), OneShotError> {
+            let layer = LinearConfig::new(WIDTH, WIDTH).init(&device);
+            Ok((format!("layers.{number}"), layer))
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let mut oneshot = OneShot::new(Preset::w4a16().with_group(32));
+        if spills {
+            oneshot = oneshot.spilling_to(folder.path());
+        }
+        most_during(|| {
+            let batches = vec![x.clone(); BATCHES];
+            let forward = |layer: &Linear, x| layer.forward(x);
+            let done = oneshot.compress_blocks(batches, (0..3).map(load), forward, |_, _| Ok(()));
+            done.unwrap();
+        })
+    };
+    most(true);
+    let (memory, files) = (most(false), most(true));
+    println!("in memory: {memory} bytes, in files: {files}; a batch has {BYTES}");
+    assert!(memory > BATCHES * BYTES, "{memory}");
+    assert!(files < BATCHES * BYTES / 4, "{files}");
 }

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use burn_lean::oneshot::{
-    KvFormat, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling,
-};
+use burn_lean::oneshot::{Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling};
+use burn_lean::quant::KvFormat;
 use clap::{Parser, ValueEnum};
 
 use super::support::{self, DeviceName};

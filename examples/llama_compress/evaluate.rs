@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_lean::oneshot::KvFormat;
+use burn_lean::quant::KvFormat;
 
 use super::checkpoint::Windows;
 use super::llama::{Cache, Llama};

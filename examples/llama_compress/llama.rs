@@ -11,7 +11,7 @@ use burn::nn::{
 };
 use burn::tensor::activation::{silu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor};
-use burn_lean::oneshot::{KvCache, KvFormat};
+use burn_lean::quant::{KvCache, KvFormat};
 use burn_lean::quant::quantize_calls;
 
 /// Base of the rotations, unless something else is said: that of Llama 1 and 2.

@@ -161,9 +161,6 @@ pub enum GraphError {
     /// The result of a walk was asked for before its end.
     #[error("the walk is not at its end: call `finish` before asking for results")]
     Unfinished,
-    /// A walk that has begun cannot start from other inputs.
-    #[error("the walk has begun: give its original inputs before the first step")]
-    Started,
     /// Activations could not be written to a file or read back.
     #[error(
         "activations cannot be kept in files in {}: {reason}. Free space there, or choose another folder",

@@ -83,4 +83,4 @@ pub use tensors::{
 };
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
-pub use walk::{Kernel, Mark, Pass, Product, Residual, ResidualNorm, Step, Walk};
+pub use walk::{Kernel, Mark, Pass, Product, Residual, ResidualNorm, Results, Step, Walk};

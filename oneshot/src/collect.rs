@@ -6,8 +6,8 @@ use burn_lean_layerwise::{Gram, LayerwiseError};
 use burn_lean_reparam::reductions;
 
 use crate::block::Group;
-use crate::tokens::rounded;
 use crate::{OneShotError, Preset, Target};
+use burn_lean_quant::qat::tokens::rounded;
 
 /// Rows of a convolution that are unfolded at a time.
 const CHUNK: usize = 4096;

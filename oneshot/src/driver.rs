@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::module::{Module, ParamGroup};
-use burn_lean_graph::{Tensors, Walk};
+use burn_lean_graph::{GraphError, Pass, Results, Tensors, Walk};
 use burn_lean_reparam::Rejected;
 
 use crate::block::{Block, blocks, blocks_of, check_called, left};
@@ -38,17 +38,27 @@ pub(crate) struct Part<I> {
     /// Blocks before it, and of all.
     pub(crate) before: usize,
     pub(crate) of: Option<usize>,
-    /// What the original model gives where the batches come from the compressed one.
-    pub(crate) originals: Option<Vec<I>>,
+    /// What arrives at it.
+    pub(crate) arrives: Arrives<I>,
 }
 
-impl<I> Default for Part<I> {
-    fn default() -> Self {
-        Self {
-            name: None,
-            before: 0,
-            of: None,
-            originals: None,
+/// What arrives at a part.
+pub(crate) enum Arrives<I> {
+    /// The first one: what was given.
+    Given(Vec<I>),
+    /// What the parts before it give.
+    After(Results<I>),
+}
+
+impl<I: Tensors> Arrives<I> {
+    /// CRC-32 of all batches, as they arrive from the compressed parts.
+    fn checksum(&self) -> Result<u32, GraphError> {
+        match self {
+            Self::Given(batches) => checksum::<I, _>(batches.iter().map(Ok)),
+            Self::After(results) => {
+                let batches = 0..results.batches();
+                checksum::<I, _>(batches.map(|batch| results.get(batch, Pass::Replaced)))
+            }
         }
     }
 }
@@ -112,7 +122,8 @@ impl<'a> OneShot<'a> {
         self
     }
 
-    /// Keeps activations between layers in files in `folder`: one batch at a time is in memory.
+    /// Keeps activations between layers, and between blocks, in files in `folder`: one batch at a time is in
+    /// memory.
     pub fn spilling_to(mut self, folder: impl Into<PathBuf>) -> Self {
         self.spill = Some(folder.into());
         self
@@ -151,8 +162,13 @@ impl<'a> OneShot<'a> {
         batches: impl IntoIterator<Item = I>,
         forward: impl Fn(&M, I) -> O,
     ) -> Result<Compressed<M>, Rejected<M, OneShotError>> {
-        let batches = batches.into_iter().collect();
-        match self.run(&model, batches, &forward, Part::default()) {
+        let whole = Part {
+            name: None,
+            before: 0,
+            of: None,
+            arrives: Arrives::Given(batches.into_iter().collect()),
+        };
+        match self.run(&model, &forward, whole) {
             Ok((walk, report, weights)) => Ok(Compressed {
                 model: walk.into_model(model),
                 report,
@@ -166,21 +182,39 @@ impl<'a> OneShot<'a> {
     pub(crate) fn run<M: Module, I: Tensors, O: Tensors>(
         &mut self,
         model: &M,
-        batches: Vec<I>,
         forward: &impl Fn(&M, I) -> O,
         part: Part<I>,
     ) -> Result<(Walk<O>, Report, Vec<CompressedWeight>), OneShotError> {
         self.preset.validate()?;
-        // A producer that was rescaled does not give what it gave.
-        if self.preset.scaling.is_some() {
-            self.preset.target = Target::OwnInputs;
-        }
+        self.preset = self.preset.clone().with_real_target();
         let folder = match part.of {
             Some(_) => self.state.as_ref().map(|all| all.join(part.number())),
             None => self.state.clone(),
         };
-        let folder = folder.map(|folder| (folder, checksum(&batches)));
-        let mut walk = Walk::record(model, batches, forward)?;
+        let folder = match folder {
+            Some(folder) => Some((folder, part.arrives.checksum()?)),
+            None => None,
+        };
+        let Part {
+            name,
+            before,
+            of,
+            arrives,
+        } = part;
+        let spill = self.spill.as_deref();
+        let mut walk = match arrives {
+            Arrives::Given(batches) => {
+                let mut walk = Walk::record(model, batches, forward)?;
+                if self.preset.target == Target::Original {
+                    walk = walk.with_original();
+                }
+                match spill {
+                    Some(folder) => walk.spilling_to(folder)?,
+                    None => walk,
+                }
+            }
+            Arrives::After(results) => Walk::record_after(model, &results, forward, spill)?,
+        };
         let only = self.group.as_ref().map(|group| blocks_of(&walk, group));
         if only.is_some() {
             self.preset.blocks = None;
@@ -192,36 +226,16 @@ impl<'a> OneShot<'a> {
                 Some(State::open(&folder, of)?)
             }
         };
-        walk = match (self.preset.target, part.originals) {
-            (Target::OwnInputs, _) => walk,
-            (Target::Original, None) => walk.with_original(),
-            (Target::Original, Some(originals)) => walk.with_original_inputs(originals)?,
-        };
-        if let Some(folder) = &self.spill {
-            walk = walk.spilling_to(folder)?;
-        }
-        let blocks = blocks(&walk, &self.preset, only.as_ref(), part.name.as_deref())?;
-        if part.name.is_none() && self.preset.blocks.is_none() {
+        let blocks = blocks(&walk, &self.preset, only.as_ref(), name.as_deref())?;
+        if name.is_none() && self.preset.blocks.is_none() {
             check_called(model, walk.graph(), &blocks, self.group.as_ref())?;
         }
         // Said before the first block takes its hours.
         for layer in blocks.iter().flat_map(Block::layers) {
-            self.preset
-                .check_pattern(layer.path(), layer.product.inputs)?;
+            let (rows, inputs) = (walk.row_count(&layer.product), layer.product.inputs);
+            self.preset.check_layer(layer.path(), inputs, rows)?;
         }
-        if self.preset.solves() {
-            for layer in blocks.iter().flat_map(Block::layers) {
-                let (rows, inputs) = (walk.row_count(&layer.product), layer.product.inputs);
-                if rows < inputs {
-                    return Err(OneShotError::TooFewRows {
-                        path: layer.path().into(),
-                        rows,
-                        inputs,
-                    });
-                }
-            }
-        }
-        let of = part.of.unwrap_or(blocks.len());
+        let of = of.unwrap_or(blocks.len());
         let mut report = Report {
             left: left(&walk, &self.preset, only.as_ref()),
             ..Report::default()
@@ -262,13 +276,13 @@ impl<'a> OneShot<'a> {
             put(&mut walk, block, &done)?;
             tracing::info!(
                 block = block.path,
-                number = part.before + number + 1,
+                number = before + number + 1,
                 of,
                 seconds = done.block.seconds,
                 "compressed"
             );
             if let Some(progress) = &mut self.progress {
-                progress(&done.block, part.before + number + 1, of);
+                progress(&done.block, before + number + 1, of);
             }
             report.layers.extend(done.layers);
             report.blocks.push(done.block);

@@ -6,7 +6,6 @@ use std::path::Path;
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_lean_reparam::bits::{pack, unpack};
-use burn_lean_reparam::sealed::seal;
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, Rejected, Trail, Training, each_float, map_with_path, visit_floats,
 };
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collect::floats;
 use crate::sealed::Sealed;
-use crate::state::{FILES, Raw, failed};
+use crate::state::{Raw, failed, write};
 use crate::{Compressed, CompressedWeight, Grid, OneShotError, Report};
 
 /// What a file says that it is.
@@ -71,8 +70,7 @@ impl<M: Module> Compressed<M> {
             ("weights".to_string(), headers),
             ("report".to_string(), report),
         ]);
-        let bytes = seal(tensors, metadata).map_err(|error| failed(file, error))?;
-        FILES.write(file, &bytes)
+        write(file, tensors, metadata)
     }
 
     /// Refuses a model whose weights were trained, or folded with an adapter, since.

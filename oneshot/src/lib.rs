@@ -46,7 +46,6 @@ mod driver;
 mod error;
 mod file;
 mod grid;
-mod kv_cache;
 mod prepared;
 mod preset;
 mod report;
@@ -57,14 +56,12 @@ mod solve;
 mod state;
 mod stream;
 mod structure;
-mod tokens;
 mod weight;
 mod work;
 
 pub use driver::{Compressed, OneShot};
 pub use error::OneShotError;
 pub use file::load_compressed;
-pub use kv_cache::{KvCache, KvFormat};
 pub use prepared::Prepared;
 pub use preset::{
     Activations, Order, Pattern, Preset, Prune, PruneMethod, Quantize, Rounding, Scaling, Target,

@@ -347,6 +347,35 @@ impl Preset {
         }
         Ok(())
     }
+
+    /// Looks whether a layer with so many `inputs` can be compressed on so many calibration `rows` (tokens, or
+    /// positions of images, over all batches), as [`compress`](crate::OneShot::compress) does of every layer once it
+    /// has recorded the forward pass. Sizes are enough: a program that knows them says it before it loads a model.
+    /// `path` is what the error says.
+    ///
+    /// # Errors
+    ///
+    /// [`OneShotError::DoesNotFit`] where the groups of a pattern do not divide the inputs;
+    /// [`OneShotError::TooFewRows`] where something is solved for on fewer rows than inputs.
+    pub fn check_layer(&self, path: &str, inputs: usize, rows: usize) -> Result<(), OneShotError> {
+        self.check_pattern(path, inputs)?;
+        match self.clone().with_real_target().solves() && rows < inputs {
+            true => Err(OneShotError::TooFewRows {
+                path: path.into(),
+                rows,
+                inputs,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// With [`Target::OwnInputs`] where there are factors: a producer that was rescaled does not give what it gave.
+    pub(crate) fn with_real_target(mut self) -> Self {
+        if self.scaling.is_some() {
+            self.target = Target::OwnInputs;
+        }
+        self
+    }
 }
 
 impl fmt::Display for Pattern {

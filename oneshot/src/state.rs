@@ -1,14 +1,14 @@
 //! Finished blocks in a folder.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::tensor::TensorData;
-use burn_lean_graph::{Graph, TensorMapper, Tensors};
-use burn_lean_reparam::sealed::seal;
+use burn_lean_graph::{Graph, GraphError, TensorMapper, Tensors};
+use burn_lean_reparam::sealed::seal_head;
 use burn_lean_reparam::{Files, each_float};
 use safetensors::tensor::{Dtype, View};
 use serde::{Deserialize, Serialize};
@@ -84,12 +84,14 @@ struct Shape {
 }
 
 /// CRC-32 of calibration batches.
-pub(crate) fn checksum<I: Tensors>(batches: &[I]) -> u32 {
+pub(crate) fn checksum<I: Tensors, B: Borrow<I>>(
+    batches: impl Iterator<Item = Result<B, GraphError>>,
+) -> Result<u32, GraphError> {
     let mut checksum = Checksum::default();
     for batch in batches {
-        let _ = batch.map_tensors(&mut checksum);
+        let _ = batch?.borrow().map_tensors(&mut checksum);
     }
-    checksum.0.finalize()
+    Ok(checksum.0.finalize())
 }
 
 pub(crate) fn fingerprint<M: Module>(
@@ -149,7 +151,19 @@ pub(crate) fn failed(file: &Path, reason: impl ToString) -> OneShotError {
 }
 
 /// Fails with [`OneShotError::File`].
-pub(crate) const FILES: Files<OneShotError> = Files(|_, path, error| failed(path, error));
+const FILES: Files<OneShotError> = Files(|_, path, error| failed(path, error));
+
+/// Writes a file of tensors, which is there only when it is complete.
+pub(crate) fn write(
+    file: &Path,
+    mut tensors: Vec<(String, Raw)>,
+    metadata: HashMap<String, String>,
+) -> Result<(), OneShotError> {
+    let head = seal_head(&mut tensors, metadata).map_err(|error| failed(file, error))?;
+    // One after the other: all of them once more would take the memory of a second model.
+    let parts = tensors.iter().map(|(_, tensor)| tensor.data.as_slice());
+    FILES.write_parts(file, std::iter::once(head.as_slice()).chain(parts))
+}
 
 impl State {
     pub(crate) fn open(folder: &Path, manifest: Manifest) -> Result<Self, OneShotError> {
@@ -237,8 +251,7 @@ impl State {
         }
         let header = serde_json::to_string(&header).map_err(|error| failed(&file, error))?;
         let metadata = HashMap::from([("block".to_string(), header)]);
-        let bytes = seal(tensors, metadata).map_err(|error| failed(&file, error))?;
-        FILES.write(&file, &bytes)
+        write(&file, tensors, metadata)
     }
 
     /// A block that was finished before; `None` where there is none.

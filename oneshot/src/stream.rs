@@ -1,19 +1,18 @@
 //! A model that is too large for memory, one block at a time.
 
 use burn::module::Module;
-use burn_lean_graph::{Pass, Tensors};
+use burn_lean_graph::{Results, Tensors};
 
-use crate::driver::Part;
+use crate::driver::{Arrives, Part};
 use crate::error::invalid;
-use crate::{Compressed, OneShot, OneShotError, Report, Target};
+use crate::{Compressed, OneShot, OneShotError, Report};
 
 /// What is behind the last block of [`OneShot::compress_blocks`].
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Streamed<T> {
-    /// What the compressed blocks give, for each batch.
-    pub outputs: Vec<T>,
-    /// What the original blocks give; `None` where the preset's target does not ask for it.
-    pub originals: Option<Vec<T>>,
+    /// What the blocks give for each batch: the compressed ones in [`Pass::Replaced`](burn_lean_graph::Pass::Replaced), and in
+    /// [`Pass::Original`](burn_lean_graph::Pass::Original) the original ones, where the preset's target asks for these.
+    pub results: Results<T>,
     /// What was done, in all blocks; paths begin with the names of the blocks.
     pub report: Report,
 }
@@ -31,7 +30,8 @@ impl OneShot<'_> {
     /// every block.
     ///
     /// Memory is that of a block and its XᵀX, and of what arrives at a block for all batches: once,
-    /// and once more by the original blocks for [`Target::Original`]. The result is that of
+    /// and once more by the original blocks for [`Target::Original`](crate::Target::Original);
+    /// [spilled](Self::spilling_to), of what a block makes of one batch. The result is that of
     /// [`compress`](Self::compress) for the whole model with the same blocks.
     ///
     /// With a [state folder](Self::with_state) each block has a folder in it, and all are called for
@@ -64,7 +64,8 @@ impl OneShot<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`OneShotError`], with the block's name before a path; those of `blocks` and `store`.
+    /// Those of [`OneShotError`], with the block's name before a path; those of `blocks` and `store`;
+    /// [`OneShotError::NothingToCompress`] without a block.
     pub fn compress_blocks<M: Module, T: Tensors, E: From<OneShotError>>(
         mut self,
         inputs: impl IntoIterator<Item = T>,
@@ -75,48 +76,26 @@ impl OneShot<'_> {
         if self.preset.blocks.is_some() || self.group.is_some() {
             invalid("blocks", "named", "none: each module is a block")?;
         }
-        let mut streamed = Streamed {
-            outputs: inputs.into_iter().collect(),
-            originals: None,
-            report: Report::default(),
-        };
+        let mut report = Report::default();
+        let mut arrives = Arrives::Given(inputs.into_iter().collect());
         let blocks = blocks.into_iter();
         let of = blocks.len();
         for (number, block) in blocks.enumerate() {
             let (name, model) = block?;
-            let Streamed {
-                outputs,
-                originals,
-                mut report,
-            } = streamed;
+            let under = |error: OneShotError| error.under(&name);
             let part = Part {
                 name: Some(name.clone()),
                 before: number,
                 of: Some(of),
-                originals,
+                arrives,
             };
-            let under = |error: OneShotError| error.under(&name);
-            let (mut walk, own, weights) =
-                self.run(&model, outputs, &forward, part).map_err(under)?;
-            let mut results = |pass| {
-                walk.finish()?;
-                let results = (0..walk.batches()).map(|batch| walk.result(batch, pass));
-                results
-                    .collect::<Result<Vec<T>, _>>()
-                    .map_err(OneShotError::from)
-            };
-            let outputs = results(Pass::Replaced).map_err(under)?;
-            let originals = match self.preset.target {
-                Target::OwnInputs => None,
-                Target::Original => Some(results(Pass::Original).map_err(under)?),
-            };
+            let (mut walk, own, weights) = self.run(&model, &forward, part).map_err(under)?;
+            walk.finish().map_err(|error| under(error.into()))?;
+            let (model, results) = walk
+                .into_results(model)
+                .map_err(|error| under(error.into()))?;
+            arrives = Arrives::After(results);
             report.add(&own, &name);
-            streamed = Streamed {
-                outputs,
-                originals,
-                report,
-            };
-            let model = walk.into_model(model);
             store(
                 number,
                 Compressed {
@@ -126,6 +105,9 @@ impl OneShot<'_> {
                 },
             )?;
         }
-        Ok(streamed)
+        match arrives {
+            Arrives::After(results) => Ok(Streamed { results, report }),
+            Arrives::Given(_) => Err(OneShotError::NothingToCompress.into()),
+        }
     }
 }

@@ -378,10 +378,10 @@ pub enum PruneError {
         /// Path of the parameter.
         path: String,
     },
-    /// A model came back from the training between stages without the masks that it was given with.
+    /// A model came back from the training between stages without the masks that it was given with, or with others.
     #[error(
-        "`{path}` came back from training after stage {stage} without its mask, so that pruned weights \
-         are not held at zero: return the model that was given, trained, with what it carries"
+        "`{path}` came back from training after stage {stage} without its mask or with another, as a checkpoint \
+         of other zeros has it: return the model that was given, trained, with what it carries"
     )]
     MasksLost {
         /// Path of the first such parameter.

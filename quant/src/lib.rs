@@ -147,7 +147,9 @@ pub use module::{
 pub use ptq::{PtqConfig, PtqMode, WeightRange};
 #[doc(hidden)]
 pub use qat::probe::{ForwardOfEncoderLayer, ForwardOfOneInput, ForwardOfSequence, OfOneInput};
-pub use qat::{ForwardQ, Override, QatConfig, QuantizedForward, advance, calibrate};
+pub use qat::{
+    ForwardQ, KvCache, KvFormat, Override, QatConfig, QuantizedForward, advance, calibrate,
+};
 pub use range::{ObserverConfig, RangeMethod};
 pub use rounding::{GptqConfig, Rounding, RoundingConfig};
 

@@ -52,6 +52,21 @@ pub enum RecipeError {
         /// The method of [`Task`](crate::Task) or [`Run`](crate::Run) that says it.
         method: &'static str,
     },
+    /// A weight that a stage works on carries a reparameterization already: an adapter, a mask or a quantizer of
+    /// before.
+    #[error(
+        "`{stage}`: `{path}` carries the reparameterization `{name}` already, and would get another one: \
+         fold it in with `Module::materialize` before the run, or leave the weight out by `exclude` \
+         (the method `gradual` takes a model that carries nothing)"
+    )]
+    Reparameterized {
+        /// The stage: `prune`, `quantize[0]`…
+        stage: String,
+        /// Path of the weight.
+        path: String,
+        /// Name of what it carries.
+        name: String,
+    },
     /// The loader gave no batch.
     #[error(
         "`{stage}`: the loader gave no batch: `batches` of the task must give some for every seed"
@@ -253,6 +268,7 @@ impl RecipeError {
         match self {
             Self::Invalid { .. }
             | Self::TaskLacks { .. }
+            | Self::Reparameterized { .. }
             | Self::NoBatch { .. }
             | Self::EmptyBatch { .. }
             | Self::Diverged { .. }

@@ -79,7 +79,7 @@
 //! [`with_state`](crate::oneshot::OneShot::with_state) goes on after the last finished block,
 //! [`spilling_to`](crate::oneshot::OneShot::spilling_to) keeps activations in files, and
 //! [`compress_blocks`](crate::oneshot::OneShot::compress_blocks) has one block in memory at a time.
-//! [`KvCache`](crate::oneshot::KvCache) keeps keys and values in 8 bits; in a recorded pass it goes in with
+//! [`KvCache`](crate::quant::KvCache) keeps keys and values in 8 bits; in a recorded pass it goes in with
 //! the tokens and comes back with the logits. The caches of Burn's own attention (`forward_cache`,
 //! `forward_autoregressive_inference`) are private to it: there weights alone are quantized, and keys and values
 //! stay floats.

@@ -48,8 +48,8 @@ use std::io::Write;
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_lean::oneshot::KvFormat;
 use burn_lean::prune::PruneError;
+use burn_lean::quant::KvFormat;
 use clap::Parser;
 use flate2::Compression;
 use flate2::write::GzEncoder;

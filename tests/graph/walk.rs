@@ -226,6 +226,7 @@ fn other_models_evaluate_as_they_are() {
 fn edited(model: &Net, path: &str, weight: &Tensor<2>) -> Net {
     let mut model = model.clone();
     let layer = match path {
+        "first.weight" => &mut model.first,
         "second.weight" => &mut model.second,
         _ => &mut model.third,
     };
@@ -278,39 +279,60 @@ fn a_replaced_weight_changes_what_follows_and_the_original_stays_beside_it() {
     });
 }
 
+/// The first layer alone, and what follows it.
+fn begins(model: &Net, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    let x = relu(model.first.forward(x));
+    (x, model.third.weight.val())
+}
+
+fn goes_on(model: &Net, (x, third): (Tensor<2>, Tensor<2>)) -> Tensor<2> {
+    relu(model.second.forward(x)).matmul(third)
+}
+
+/// Both passes go on from what they gave; a result that depends on no input is one, too.
 #[test]
-fn the_two_passes_start_from_inputs_of_their_own() {
+fn a_walk_goes_on_after_another_one() {
     on_each(|device| {
         let model = Net::new(device);
-        let other = tensor::<2>(40, [4, 4], device);
-        let expected = edited(&model, "second.weight", &other);
-        let originals: Vec<Tensor<2>> = batches(device).into_iter().map(|x| x * 0.5).collect();
-        for spills in [false, true] {
+        let first = tensor::<2>(40, [3, 4], device);
+        let second = tensor::<2>(41, [4, 4], device);
+        let of_first = edited(&model, "first.weight", &first);
+        let of_both = edited(&of_first, "second.weight", &second);
+        for (forks, spills) in [(true, false), (true, true), (false, false), (false, true)] {
             let folder = tempfile::tempdir().unwrap();
-            let walk = Walk::record(&model, batches(device), |model, x| model.forward(x));
-            let mut walk = walk.unwrap();
-            walk = walk.with_original_inputs(originals.clone()).unwrap();
+            let mut walk = Walk::record(&model, batches(device), begins).unwrap();
+            if forks {
+                walk = walk.with_original();
+            }
             if spills {
                 walk = walk.spilling_to(folder.path()).unwrap();
             }
-            let mut step = walk.next_product().unwrap().unwrap();
-            for (pass, inputs) in [
-                (Pass::Replaced, batches(device)),
-                (Pass::Original, originals.clone()),
-            ] {
-                let arrives = step.operand::<2>(1, 0, pass).unwrap();
-                assert_eq!(values(arrives), values(inputs[1].clone()));
-            }
             walk.next_product().unwrap().unwrap();
-            walk.replace("second.weight", other.clone()).unwrap();
+            walk.replace("first.weight", first.clone()).unwrap();
             walk.finish().unwrap();
-            for (pass, model, inputs) in [
-                (Pass::Replaced, &expected, batches(device)),
-                (Pass::Original, &model, originals.clone()),
-            ] {
-                for (batch, x) in inputs.into_iter().enumerate() {
-                    let result = walk.result(batch, pass).unwrap();
-                    near(&values(model.forward(x)), &values(result), "the result");
+            let (after_first, results) = walk.into_results(model.clone()).unwrap();
+            assert_eq!(parameters(&after_first), parameters(&of_first));
+
+            let kept = spills.then(|| folder.path().join("next"));
+            let walk = Walk::record_after(&after_first, &results, goes_on, kept.as_deref());
+            let mut walk = walk.unwrap();
+            if spills {
+                assert_eq!(walk.live_bytes(), 0);
+            }
+            drop(results);
+            walk.next_product().unwrap().unwrap();
+            walk.replace("second.weight", second.clone()).unwrap();
+            walk.finish().unwrap();
+            let (_, results) = walk.into_results(after_first).unwrap();
+            assert_eq!(results.batches(), batches(device).len());
+            for (pass, model) in [(Pass::Replaced, &of_both), (Pass::Original, &model)] {
+                if !forks && pass == Pass::Original {
+                    continue;
+                }
+                for (batch, x) in batches(device).into_iter().enumerate() {
+                    let expected = goes_on(model, begins(model, x));
+                    let found = results.get(batch, pass).unwrap();
+                    near(&values(expected), &values(found), "the result");
                 }
             }
         }
@@ -318,23 +340,13 @@ fn the_two_passes_start_from_inputs_of_their_own() {
 }
 
 #[test]
-fn original_inputs_that_do_not_fit_or_come_late_are_refused() {
+fn an_unfinished_walk_has_no_results() {
     let device = Device::flex();
     let model = Net::new(&device);
-    let walk = || Walk::record(&model, batches(&device), |model, x| model.forward(x)).unwrap();
-    let mut fewer = batches(&device);
-    fewer.pop();
-    let more = [batches(&device), batches(&device)].concat();
-    let mut other = batches(&device);
-    other[1] = tensor(1, [4, 3], &device);
-    for inputs in [fewer, more, other] {
-        let refused = walk().with_original_inputs(inputs);
-        assert_matches!(refused, Err(GraphError::Mismatch { .. }));
-    }
-    let mut begun = walk();
-    begun.next_product().unwrap();
-    let refused = begun.with_original_inputs(batches(&device));
-    assert_matches!(refused, Err(GraphError::Started));
+    let mut walk = Walk::record(&model, batches(&device), begins).unwrap();
+    walk.next_product().unwrap();
+    let refused = walk.into_results(model);
+    assert_matches!(refused, Err(GraphError::Unfinished));
 }
 
 #[test]

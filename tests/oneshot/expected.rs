@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::oneshot::KvFormat;
+use burn_lean::quant::KvFormat;
 use serde::Deserialize;
 
 use crate::checkpoint::{Checkpoint, Windows};

@@ -2,7 +2,7 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{KvCache, KvFormat};
+use burn_lean::quant::{KvCache, KvFormat};
 
 use crate::checkpoints::near;
 use crate::llama::Cache;

@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_lean::oneshot::{Activations, Compressed, KvFormat, OneShot, Preset, Target};
+use burn_lean::oneshot::{Activations, Compressed, OneShot, Preset, Target};
+use burn_lean::quant::KvFormat;
 use burn_lean::quant::QuantizedForward;
 
 use crate::checkpoints::near;

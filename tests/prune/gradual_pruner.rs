@@ -9,6 +9,7 @@ use burn_lean::prune::{
     Budget, Effort, GradualConfig, GradualPruner, Masks, PruneError, Pruner, Selection,
     SparsityPattern, SparsitySchedule, StageMethod,
     layerwise::{Candidate, Refitted, SupportMethod},
+    masks::ParameterMask,
     recompute_batch_norm,
     run::{Epoch, GradualPruned, StageTraining},
 };
@@ -464,6 +465,43 @@ fn a_model_that_comes_back_without_its_masks_is_refused_with_it() {
         pruner::loss,
         |_| pairs(1, &device),
         |net, _| folded(net),
+    );
+    let error = refused.unwrap_err().into_error();
+    assert_matches!(error, PruneError::MasksLost { stage: 0, .. });
+}
+
+/// As a checkpoint brings them that was saved before its stage was pruned anew.
+#[test]
+fn a_model_that_comes_back_with_other_masks_is_refused_with_it() {
+    let device = Device::flex().autodiff();
+    let others = |net: &Perceptron| {
+        let masks = Masks::of(net).unwrap();
+        let masks = masks.parameters().iter().map(|mask| {
+            let kept = mask.kept().iter().map(|kept| !kept).collect();
+            ParameterMask::new(mask.path(), mask.shape(), kept).unwrap()
+        });
+        Masks::new(masks.collect()).unwrap()
+    };
+    let refused = run(
+        &gradual(StageMethod::Magnitude, 0, 1),
+        net(&device),
+        |net, _| others(&net).replace(net),
+    );
+    let (model, error) = refused.unwrap_err().into_parts();
+    let expected = PruneError::MasksLost {
+        path: "first.weight".into(),
+        stage: 2,
+    };
+    assert_eq!(error, expected);
+    // Those that it came back with: all but 30.
+    assert_eq!(Masks::of(&model).unwrap().nonzeros(), 210);
+
+    let config = GradualConfig::new(config(0.875).with_stages(2), 1, 1);
+    let refused = config.prune(
+        pruner::net(&device),
+        pruner::loss,
+        |_| pairs(1, &device),
+        |net, _| others(&net).replace(net),
     );
     let error = refused.unwrap_err().into_error();
     assert_matches!(error, PruneError::MasksLost { stage: 0, .. });

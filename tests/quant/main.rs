@@ -6,6 +6,7 @@ mod support;
 
 mod attribute;
 mod audit;
+mod cached;
 mod calibration;
 mod chains;
 mod checkpointing;

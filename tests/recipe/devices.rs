@@ -1,8 +1,10 @@
-//! Data on another device than the model.
+//! Data on another device than the model, and a run on another one than before.
+
+use std::ops::ControlFlow;
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Bool, Int, Tensor};
-use burn_lean::recipe::{ComputeDtype, Latency, Recipe, Run, Task};
+use burn_lean::recipe::{ComputeDtype, Format, Latency, Recipe, Run, Task, TrainStage};
 
 use crate::support::devices;
 
@@ -39,4 +41,48 @@ fn inputs_of_every_kind_may_be_on_another_backend() {
             assert_eq!(found, Some(8.0 + 2.0), "{} to {}", from.name, to.name);
         }
     }
+}
+
+/// `auto` is of the device: what the first one trained in is in the name of its row.
+#[test]
+fn a_run_that_goes_on_elsewhere_names_its_files_as_its_rows() {
+    let state = tempfile::tempdir().unwrap();
+    let recipe = Recipe::new()
+        .with_train(TrainStage::new(1, 0.1))
+        .with_export(Format::Record);
+    let mut rows = Vec::new();
+    for target in devices() {
+        let device = &target.device;
+        let x = Tensor::<2>::ones([2, 4], device);
+        let task = Task::new(
+            |model: &Linear, x: Tensor<2>| model.forward(x),
+            |y: Tensor<2>, wanted: Tensor<2>| (y - wanted).square().mean(),
+            |_| [(x.clone(), Tensor::<2>::zeros([2, 1], device))],
+        );
+        let model: Linear = LinearConfig::new(4, 1)
+            .with_bias(false)
+            .with_initializer(Initializer::Ones)
+            .init(&device.clone().autodiff());
+        let output = tempfile::tempdir().unwrap();
+        let mut told = Vec::new();
+        let outcome = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .with_state(state.path())
+            .with_output(output.path())
+            .with_progress(|progress| {
+                told.push(progress.stage().to_string());
+                ControlFlow::Continue(())
+            })
+            .run(model, &task)
+            .unwrap();
+        let row = outcome.last().row.stage.clone();
+        assert!(told.iter().all(|stage| *stage == row), "{told:?}");
+        let name = row.to_lowercase().replace(' ', "-");
+        for extension in ["model", "bpk"] {
+            let path = output.path().join(format!("{name}.{extension}"));
+            assert!(path.is_file(), "{}: {}", target.name, path.display());
+        }
+        rows.push(row);
+    }
+    assert!(rows.iter().all(|row| *row == rows[0]), "{rows:?}");
 }

@@ -170,6 +170,7 @@ fn what_cannot_work_is_refused_with_stage_and_field() {
         ("[prune]\nsparsity = 0.5\nmethod = 'chita'\nbase = 0.2", "prune", "base"),
         ("[prune]\nsparsity = 0.5\nmethod = 'chita'\nstages = 2\nbase = 0.7", "prune", "base"),
         ("[prune]\nsparsity = 0.5\nstage_epochs = 1", "prune", "stage_epochs"),
+        (&format!("[prune]\nsparsity = 0.5\nmethod = 'gradual'\nstages = 1\nstage_epochs = 1\n[prune.tune]\n{train}\nschedule = 'cosine'"), "prune", "stage_epochs"),
         ("[prune]\nsparsity = 0.5\nmethod = 'gradual'", "prune", "tune"),
         ("[prune]\nsparsity = 0.5\nexclude = ['']", "prune", "exclude"),
         ("[[quantize]]\n[[quantize]]\nblock = 0\nweights = 'int4'", "quantize[1]", "block"),

@@ -1,13 +1,17 @@
 //! What a recipe is refused for before anything is trained.
 
-use burn::module::Module;
+use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor};
+use burn_lean::prune::Masks;
+use burn_lean::quant::QatConfig;
 use burn_lean::recipe::{
-    ComputeDtype, Distillation, Format, Latency, PruneMethod, PruneStage, QuantizeStage, Recipe,
-    RecipeError, RoundingMethod, Run, ShrinkStage, Sparsity, Task, TrainStage,
+    ComputeDtype, Distillation, Format, Latency, PruneMethod, PruneStage, QuantizeStage,
+    RateSchedule, Recipe, RecipeError, RoundingMethod, Run, ShrinkStage, Sparsity, Task,
+    TrainStage,
 };
+use burn_lean::reparam::{attach, attached};
 use std::ops::ControlFlow;
 
 use crate::problem::{Net, batches, done, task};
@@ -109,6 +113,77 @@ fn a_share_that_shrinking_cannot_reach_is_refused_before_training() {
         .with_shrink(ShrinkStage::new(1e-4));
     let error = refused(&recipe, &Device::flex()).to_string();
     assert_says!(error, "of the multiplications are left");
+}
+
+/// Stages bring masks and quantizers of their own, and a weight holds one reparameterization.
+#[test]
+fn a_weight_that_carries_something_is_refused_before_training() {
+    let device = Device::flex();
+    let task = task(&device);
+    let given = || Net::new(16, &device.clone().autodiff());
+    let body = ParamGroup::from_paths(vec!["body.weight"]);
+    let masks = Masks::from_zeros(&given(), &body).unwrap();
+    let tune = TrainStage::new(1, 0.01).with_schedule(RateSchedule::Cosine);
+    let train = Recipe::new().with_train(tune.clone());
+    let by = |method| {
+        let prune = PruneStage::new(0.5).with_method(method);
+        train.clone().with_prune(prune.with_tune(tune.clone()))
+    };
+    let recipes = [
+        (by(PruneMethod::Layerwise), "prune"),
+        (by(PruneMethod::Chita), "prune"),
+        (by(PruneMethod::Gradual), "prune"),
+        (train.clone().with_quantize(int8()), "quantize[0]"),
+        (
+            train.clone().with_quantize(int8().with_train(tune.clone())),
+            "quantize[0]",
+        ),
+    ];
+    for (model, path, carries) in [
+        (masks.attach(given()).unwrap(), "body.weight", "mask"),
+        (
+            QatConfig::new().prepare(given()).unwrap(),
+            "conv.weight",
+            "quant",
+        ),
+        // What it adds is 0 until it is trained.
+        (
+            attach(given(), Lora::new(1, 1.0)).unwrap(),
+            "body.weight",
+            "lora",
+        ),
+    ] {
+        for (recipe, at) in &recipes {
+            let mut begun = false;
+            let rejected = Run::new(recipe)
+                .with_latency(Latency::None)
+                .with_progress(|_| {
+                    begun = true;
+                    ControlFlow::Continue(())
+                })
+                .run(model.clone(), &task)
+                .unwrap_err();
+            assert!(!begun, "{carries}: {recipe:?}");
+            match rejected.error() {
+                RecipeError::Reparameterized {
+                    stage,
+                    path: found,
+                    name,
+                } => assert_eq!(
+                    (stage.as_str(), found.as_str(), name.as_str()),
+                    (*at, path, carries)
+                ),
+                other => panic!("{carries}: {other}"),
+            }
+            assert_eq!(attached(rejected.value()), attached(&model));
+        }
+    }
+    // The other weights can be quantized all the same.
+    let mut others = int8();
+    others.exclude = vec!["body".into()];
+    let masked = masks.attach(given()).unwrap();
+    let outcome = done(&train.with_quantize(others), masked, &task);
+    assert_eq!(outcome.stages.len(), 2);
 }
 
 #[test]

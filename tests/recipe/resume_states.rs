@@ -1,19 +1,23 @@
-//! What a training goes on with that was interrupted: its skipped steps, its loss scale, whose it is.
+//! What a training goes on with that was interrupted: its skipped steps, its loss scale, its zeros, whose it is.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::SgdConfig;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_lean::amp::{Checkpoints, GradScalerConfig, LossScale};
-use burn_lean::recipe::{ComputeDtype, Progress, Recipe, RecipeError, Run, Task, TrainStage};
+use burn_lean::recipe::{
+    ComputeDtype, Latency, Progress, PruneMethod, PruneStage, RateSchedule, Recipe, RecipeError,
+    Run, Task, TrainStage,
+};
 
 use crate::problem::{Net, NetTask, batches};
 use crate::support::parameters;
 
-/// Five batches an epoch; the fifth has an infinite pixel where `is_broken`.
-fn task(is_broken: bool, device: &Device) -> NetTask<'_> {
+/// Five batches an epoch, of which the one with this number is not finite.
+fn task(broken: Option<usize>, device: &Device) -> NetTask<'_> {
     let cross_entropy = CrossEntropyLossConfig::new().init(&device.clone().autodiff());
     Task::new(
         |model: &Net, x| model.forward(x),
@@ -21,9 +25,9 @@ fn task(is_broken: bool, device: &Device) -> NetTask<'_> {
         move |seed| {
             let mut batches = batches(seed, device);
             batches.truncate(5);
-            let last = batches.last_mut().unwrap();
-            if is_broken {
-                last.0 = last.0.clone() * f32::INFINITY;
+            if let Some(broken) = broken {
+                let pixels = &mut batches[broken].0;
+                *pixels = pixels.clone() * f32::INFINITY;
             }
             batches
         },
@@ -42,12 +46,12 @@ fn recipe(dtype: ComputeDtype) -> Recipe {
 /// Runs until so many checkpoints are there, or to the end.
 fn run(
     recipe: &Recipe,
-    is_broken: bool,
+    broken: Option<usize>,
     state: &Path,
     mut checkpoints: usize,
 ) -> Result<Net, RecipeError> {
     let device = Device::flex();
-    let task = task(is_broken, &device);
+    let task = task(broken, &device);
     let outcome = Run::new(recipe)
         .with_state(state)
         .with_progress(|progress| {
@@ -66,11 +70,79 @@ fn run(
 fn a_step_that_is_skipped_after_a_restart_is_one_of_its_epoch() {
     let recipe = recipe(ComputeDtype::Bf16);
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let whole = run(&recipe, true, folders[0].path(), usize::MAX).unwrap();
-    let error = run(&recipe, true, folders[1].path(), 1).unwrap_err();
+    let whole = run(&recipe, Some(4), folders[0].path(), usize::MAX).unwrap();
+    let error = run(&recipe, Some(4), folders[1].path(), 1).unwrap_err();
     assert_matches!(error, RecipeError::Interrupted { .. });
-    let resumed = run(&recipe, true, folders[1].path(), usize::MAX).unwrap();
+    let resumed = run(&recipe, Some(4), folders[1].path(), usize::MAX).unwrap();
     assert_eq!(parameters(&resumed), parameters(&whole));
+}
+
+/// There is nothing to keep yet, and the next step is taken.
+#[test]
+fn a_checkpoint_is_not_due_before_a_step_of_the_epoch_is_taken() {
+    let recipe = recipe(ComputeDtype::Bf16);
+    let often = recipe.clone().with_checkpoint_steps(1);
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let whole = run(&recipe, Some(0), folders[0].path(), usize::MAX).unwrap();
+    // The first comes after the second step.
+    let error = run(&often, Some(0), folders[1].path(), 1).unwrap_err();
+    assert_matches!(error, RecipeError::Interrupted { .. });
+    let resumed = run(&often, Some(0), folders[1].path(), usize::MAX).unwrap();
+    assert_eq!(parameters(&resumed), parameters(&whole));
+}
+
+/// Other batches stand for a device whose sums are not the same each time.
+#[test]
+fn a_stage_whose_checkpoint_has_other_zeros_is_trained_anew() {
+    let device = Device::flex();
+    let tune = TrainStage::new(2, 3e-3).with_schedule(RateSchedule::Cosine);
+    let prune = PruneStage::new(0.8)
+        .with_method(PruneMethod::Gradual)
+        .with_stages(1)
+        .with_samples(24)
+        .with_tune(tune);
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_prune(prune);
+    let pruned = |flips: bool, state: &Path, mut checkpoints: usize| {
+        let cross_entropy = CrossEntropyLossConfig::new().init(&device.clone().autodiff());
+        let task: NetTask<'_> = Task::new(
+            |model: &Net, x| model.forward(x),
+            move |logits, labels| cross_entropy.forward(logits, labels),
+            |seed| {
+                let flipped = |x: Tensor<4>| if flips { x.flip([3]) } else { x };
+                let all = batches(seed, &device).into_iter();
+                let all = all.map(|(x, labels)| (flipped(x), labels));
+                all.collect::<Vec<_>>()
+            },
+        );
+        let mut steps = 0;
+        let outcome = Run::new(&recipe)
+            .with_latency(Latency::None)
+            .with_state(state)
+            .with_progress(|progress| {
+                steps += usize::from(matches!(progress, Progress::Step { .. }));
+                checkpoints -= usize::from(matches!(progress, Progress::Checkpoint { .. }));
+                match checkpoints {
+                    0 => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                }
+            })
+            .run(Net::new(16, &device.clone().autodiff()), &task)?;
+        let masks = outcome.masks.clone().unwrap();
+        let net = outcome.last().model.valid();
+        Ok::<_, RecipeError>((parameters(&net), masks, steps))
+    };
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (_, before, _) = pruned(false, folders[0].path(), usize::MAX).unwrap();
+    let (weights, masks, steps) = pruned(true, folders[1].path(), usize::MAX).unwrap();
+    assert_ne!(masks, before);
+    let error = pruned(false, folders[2].path(), 1).unwrap_err();
+    assert_matches!(error, RecipeError::Interrupted { .. });
+    let (found, found_masks, found_steps) = pruned(true, folders[2].path(), usize::MAX).unwrap();
+    assert_eq!(found_masks, masks);
+    assert_eq!(found, weights);
+    assert_eq!(found_steps, steps);
 }
 
 /// `auto` is of the device: a checkpoint of one that trains in F32 has no loss scale.
@@ -78,7 +150,7 @@ fn a_step_that_is_skipped_after_a_restart_is_one_of_its_epoch() {
 fn a_training_that_goes_on_in_half_precision_has_its_loss_scale() {
     let recipe = recipe(ComputeDtype::F16);
     let folder = tempfile::tempdir().unwrap();
-    run(&recipe, false, folder.path(), 1).unwrap_err();
+    run(&recipe, None, folder.path(), 1).unwrap_err();
     let checkpoints = Checkpoints::new(folder.path().join("0-train.checkpoints"));
     let load = || {
         let latest = checkpoints.latest().unwrap().unwrap();
@@ -90,7 +162,7 @@ fn a_training_that_goes_on_in_half_precision_has_its_loss_scale() {
     assert!(!scaler.is_disabled());
     let of_f32 = GradScalerConfig::new(LossScale::None).init().unwrap();
     checkpoints.save(step, &net, &optim, &of_f32).unwrap();
-    run(&recipe, false, folder.path(), 1).unwrap_err();
+    run(&recipe, None, folder.path(), 1).unwrap_err();
     let (later, (.., scaler)) = load();
     assert!(later > step && !scaler.is_disabled());
 }
@@ -101,12 +173,12 @@ fn a_training_without_the_file_that_says_whose_it_is_is_refused() {
     // Begun, and finished.
     for checkpoints in [1, usize::MAX] {
         let folder = tempfile::tempdir().unwrap();
-        let first = run(&recipe, false, folder.path(), checkpoints);
+        let first = run(&recipe, None, folder.path(), checkpoints);
         assert_eq!(first.is_ok(), checkpoints > 1);
         let file = folder.path().join("run.json");
         std::fs::remove_file(&file).unwrap();
         let other = recipe.clone().with_seed(6);
-        let error = run(&other, false, folder.path(), usize::MAX).unwrap_err();
+        let error = run(&other, None, folder.path(), usize::MAX).unwrap_err();
         assert_says!(error, "stages are beside it");
         assert!(!file.exists());
     }

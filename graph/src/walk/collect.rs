@@ -1,10 +1,11 @@
 //! A walk out of recordings.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use burn::module::Module;
 
-use super::lane::{Lane, Live};
+use super::lane::{FILES, Lane, Live, Spill};
 use super::script::{Script, Weights};
 use super::{Walk, align};
 use crate::execute::{device_of, values_of};
@@ -13,17 +14,26 @@ use crate::record::trains;
 use crate::tensors::Given;
 use crate::{GraphError, Pass, Recording, Tensors};
 
+/// A recording, its inputs, and what the original pass begins with where that is something else.
+type Recorded<O, I> = (Recording<O>, I, Option<I>);
+
 impl<O: Tensors> Walk<O> {
+    /// With `folder`, of `count` batches one is in memory at a time.
     pub(super) fn collect<M: Module, I: Tensors>(
         model: &M,
-        recorded: impl Iterator<Item = Result<(Recording<O>, I), GraphError>>,
+        recorded: impl Iterator<Item = Result<Recorded<O, I>, GraphError>>,
+        count: usize,
+        folder: Option<&Path>,
     ) -> Result<Self, GraphError> {
         let mut scripts: Vec<Script> = Vec::new();
         let mut lanes = Vec::new();
         let mut forms = Vec::new();
         let mut device = None;
+        let mut differing = HashSet::new();
+        let mut forks = false;
+        let mut spill = None;
         for (batch, recorded) in recorded.enumerate() {
-            let (recording, inputs) = recorded?;
+            let (recording, inputs, original) = recorded?;
             let mut given = Given::default();
             let _ = inputs.map_tensors(&mut given);
             if given.signature != recording.inputs {
@@ -45,7 +55,18 @@ impl<O: Tensors> Walk<O> {
                 align::check(&first.graph, &graph, batch)?;
             }
             let ids = graph.inputs.iter().map(|id| (*id, Pass::Original));
-            let live: Live = ids.zip(given.tensors).collect();
+            let mut live: Live = ids.zip(given.tensors).collect();
+            if let Some(original) = original {
+                forks = true;
+                let mut begins = Given::default();
+                let _ = original.map_tensors(&mut begins);
+                for (id, original) in graph.inputs.iter().zip(begins.tensors) {
+                    if let Some(replaced) = live.insert((*id, Pass::Original), original) {
+                        live.insert((*id, Pass::Replaced), replaced);
+                    }
+                    differing.insert(*id);
+                }
+            }
             let same = scripts.iter().position(|script| {
                 script.graph.operations == graph.operations
                     && script.graph.constants == graph.constants
@@ -54,7 +75,16 @@ impl<O: Tensors> Walk<O> {
                 scripts.push(Script::new(graph));
                 scripts.len() - 1
             });
-            lanes.push((script, Lane::Memory(live)));
+            if let Some(folder) = folder
+                && batch % count.div_ceil(FILES).max(1) == 0
+            {
+                spill = Some(Spill::new(folder)?);
+            }
+            let lane = match &mut spill {
+                Some(spill) => spill.write(live)?,
+                None => Lane::Memory(live),
+            };
+            lanes.push((script, lane));
             forms.push(recording.form);
         }
         let first = scripts.first().ok_or(GraphError::NoBatch)?;
@@ -70,12 +100,12 @@ impl<O: Tensors> Walk<O> {
             lanes,
             forms,
             device,
-            forks: false,
-            differing: HashSet::new(),
+            forks,
+            differing,
             touched: HashSet::new(),
             position: 0,
             shown: false,
-            folder: None,
+            folder: folder.map(Path::to_path_buf),
         })
     }
 }

@@ -2,12 +2,12 @@
 
 mod align;
 mod collect;
-mod inputs;
 mod lane;
 mod operation;
 mod parameters;
 mod product;
 mod residual;
+mod results;
 mod rows;
 mod sample;
 mod script;
@@ -30,6 +30,7 @@ use script::{Script, Weights};
 
 pub use product::{Kernel, Product};
 pub use residual::{Residual, ResidualNorm};
+pub use results::Results;
 pub use step::{Mark, Step};
 
 /// Which values of the parameters: where only one is carried, both are that one.
@@ -112,9 +113,9 @@ impl<O: Tensors> Walk<O> {
     ) -> Result<Self, GraphError> {
         let recorded = batches.into_iter().map(|batch| {
             let recording = record(model, &batch, |model, batch| forward(model, batch))?;
-            Ok((recording, batch))
+            Ok((recording, batch, None))
         });
-        Self::collect(model, recorded)
+        Self::collect(model, recorded, 0, None)
     }
 
     /// A walk over recordings of the evaluation of `model`, each with its inputs.
@@ -131,7 +132,9 @@ impl<O: Tensors> Walk<O> {
         model: &M,
         recordings: impl IntoIterator<Item = (Recording<O>, I)>,
     ) -> Result<Self, GraphError> {
-        Self::collect(model, recordings.into_iter().map(Ok))
+        let recorded = recordings.into_iter();
+        let recorded = recorded.map(|(recording, inputs)| Ok((recording, inputs, None)));
+        Self::collect(model, recorded, 0, None)
     }
 
     /// Carries the original values beside the replaced ones, for [`Pass::Original`]: what depends

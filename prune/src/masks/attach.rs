@@ -169,19 +169,13 @@ impl Masks {
         Ok(map_with_path(model, &mut replace))
     }
 
-    /// The first parameter that does not carry its mask, of the same shape.
-    pub(crate) fn lost_in<M: Module>(&self, model: &M) -> Option<String> {
-        let carried: HashMap<_, _> = attached_masks(model)
-            .into_iter()
-            .map(|mask| (mask.path, mask.shape))
-            .collect();
+    /// The first parameter that does not carry its mask, but none or another one. One read from the device for
+    /// each parameter.
+    pub(crate) fn lost_in<M: Module>(&self, model: &M) -> Result<Option<String>, PruneError> {
+        let carried = Self::of(model)?;
         let mut masks = self.parameters().iter();
-        let lost = masks.find(|mask| {
-            carried
-                .get(mask.path())
-                .is_none_or(|shape| shape != mask.shape())
-        });
-        lost.map(|mask| mask.path().into())
+        let lost = masks.find(|mask| carried.get(mask.path()) != Some(*mask));
+        Ok(lost.map(|mask| mask.path().into()))
     }
 }
 

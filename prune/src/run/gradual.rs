@@ -120,7 +120,8 @@ impl GradualConfig {
     ///   [grid](crate::SolverConfig::grid) with training after the last stage.
     /// - [`PruneError::NeedsMasks`]: the model carries a reparameterization, but no masks on all of
     ///   the parameters to prune.
-    /// - [`PruneError::MasksLost`]: `train` returns a model without the masks.
+    /// - [`PruneError::MasksLost`]: `train` returns a model without the masks, or with others: those of a
+    ///   checkpoint, say, that was saved in a stage that has been pruned anew since.
     /// - Whatever `train` returns, and as [`PrunerConfig::prune`].
     pub fn prune<M: Module, B: Batch, I: IntoIterator<Item = B>>(
         &self,

@@ -189,7 +189,8 @@ impl GradualPruner {
     ///   with the masks.
     /// - [`PruneError::Record`], [`PruneError::Io`], [`PruneError::StagesOfAnotherRun`]: of the
     ///   [`state`](Self::state).
-    /// - [`PruneError::MasksLost`]: `train` returns a model without the masks.
+    /// - [`PruneError::MasksLost`]: `train` returns a model without the masks, or with others: those of a
+    ///   checkpoint, say, that was saved in a stage that has been pruned anew since.
     /// - Whatever `train` returns, and as [`Pruner::prune`] and [`SparsitySchedule::targets`].
     pub fn prune<M: Module, I: Tensors, O: Tensors, B: IntoIterator<Item = I>>(
         &self,

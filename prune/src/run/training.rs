@@ -71,7 +71,8 @@ impl StageTraining {
         self.rates.at(progress)
     }
 
-    /// Calls `train` unless there is no epoch. What comes back must still carry `masks`.
+    /// Calls `train` unless there is no epoch. What comes back must carry `masks`, and no others: a checkpoint
+    /// brings those that it was saved with.
     pub(crate) fn run<M: Module>(
         &self,
         model: M,
@@ -82,13 +83,15 @@ impl StageTraining {
             return Ok(model);
         }
         let model = train(model, self)?;
-        match masks.lost_in(&model) {
-            None => Ok(model),
-            Some(path) => {
-                let stage = self.stage;
-                Err(Rejected::new(model, PruneError::MasksLost { path, stage }))
-            }
-        }
+        let error = match masks.lost_in(&model) {
+            Ok(None) => return Ok(model),
+            Ok(Some(path)) => PruneError::MasksLost {
+                path,
+                stage: self.stage,
+            },
+            Err(error) => error,
+        };
+        Err(Rejected::new(model, error))
     }
 
     /// Calls `train` for each epoch.

@@ -18,7 +18,7 @@ use crate::module::listen::layer_inputs;
 use crate::module::on_tape::on_tape;
 
 pub use attention::MhaInput;
-pub use decoder::TransformerDecoderInput;
+pub use decoder::{DecoderCache, TransformerDecoderInput};
 pub use transformer::TransformerEncoderInput;
 
 /// The forward pass of a layer with its quantizers.
@@ -50,12 +50,15 @@ pub use transformer::TransformerEncoderInput;
 /// a `MultiHeadAttention` with [`MhaInput::new`], whose queries, keys and values may differ, with
 /// a `Linear` before it where the context has another width; or leave its activations out with an
 /// [`Override`](crate::Override) that has `skip_activation`, without which
-/// [`convert`](crate::ConvertConfig::convert) reports that they were never observed. Nor here:
-/// `forward_cache` and `forward_autoregressive_inference` of attentions and transformers, which
-/// run as they are, with quantized weights only: the tensors of Burn's caches are private. An attention
-/// of your own with a cache of your own, or with `burn-lean-oneshot`'s `KvCache`, has no such limit, with
-/// [`forward_q`](Self::forward_q) of its layers or in
-/// [`QuantizedForward::run`](crate::QuantizedForward::run), which takes the cache with the inputs.
+/// [`convert`](crate::ConvertConfig::convert) reports that they were never observed.
+///
+/// Position by position, with keys and values in a [`KvCache`](crate::KvCache), in floats or in 8 bits:
+/// `MultiHeadAttention`, `TransformerEncoderLayer` and `TransformerDecoderLayer` take
+/// `(input, &mut cache)`, `TransformerEncoder` and `TransformerDecoder` `(input, &mut caches[..])` with
+/// one for each layer ([`DecoderCache`] in a decoder). It stands for `forward_cache` and
+/// `forward_autoregressive_inference`, whose caches are private to Burn: these run with quantized
+/// weights only. In [`QuantizedForward::run`](crate::QuantizedForward::run) caches go in with the inputs
+/// and come back with the results.
 ///
 /// ```
 /// use burn::nn::LinearConfig;

@@ -93,8 +93,8 @@ pub struct Recipe {
     /// What to do where the device cannot compute in it. Default: refuse.
     #[serde(with = "FallbackName")]
     pub fallback: Fallback,
-    /// Steps between checkpoints of a training, at least 1, beside the one at the end of each epoch.
-    /// Default: none beside it.
+    /// Steps between checkpoints of a training, at least 1, beside the one at the end of each epoch; none is
+    /// written before a step of the epoch has been taken. Default: none beside it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_steps: Option<usize>,
     /// Training. Default: the model is trained already.

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use burn::module::{Module, ParamGroup};
 use burn_lean_prune::{
-    Budget, FisherConfig, GradualConfig, Pruner, PrunerConfig, Selection, SolverConfig,
+    Budget, FisherConfig, GradualConfig, PruneError, Pruner, PrunerConfig, Selection, SolverConfig,
     SparsityPattern, SparsitySchedule,
     layerwise::Outputs,
     model::{ExcludedBecause, Layer},
 };
+use burn_lean_reparam::Attached;
 use serde::{Deserialize, Serialize};
 
 use super::sparsity::Sparsity;
@@ -70,7 +71,8 @@ pub struct PruneStage {
     /// Examples that are averaged into each of them, at least 1, at most those of a batch. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<usize>,
-    /// Epochs between the stages of `gradual`, at least 1. Default: 1.
+    /// Epochs between the stages of `gradual`, at least 1; left out with a single stage, after which `tune`
+    /// trains. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage_epochs: Option<usize>,
     /// Parameters whose path contains one of these are left dense; each is in a path. `*` stands for any
@@ -199,6 +201,12 @@ impl PruneStage {
             let expected = "left out: it belongs to the method `gradual`";
             check.accept(is_gradual, "stage_epochs", epochs, expected)?;
             check.accept(epochs >= 1, "stage_epochs", epochs, "at least 1")?;
+            check.accept(
+                self.stage_count() > 1,
+                "stage_epochs",
+                epochs,
+                "left out with a single stage: `tune.epochs` are those after it",
+            )?;
         }
         check.excluded(&self.exclude)?;
         match &self.tune {
@@ -227,7 +235,7 @@ impl PruneStage {
         model: &M,
         pattern: &SparsityPattern,
     ) -> Result<(), RecipeError> {
-        let selection = Selection::for_pattern(model, None, pattern);
+        let selection = Self::selection(model, pattern);
         let selection = selection.map_err(|error| RecipeError::from(error).at("prune"))?;
         let check = Check("prune");
         let weights = self.kept(&selection).map(Layer::len).sum();
@@ -240,6 +248,38 @@ impl PruneStage {
         let expected =
             format!("a share that leaves at least one of {weights} weights, and takes one");
         check.accept(keeps, "sparsity", sparsity, expected)
+    }
+
+    /// Refuses weights to prune that carry something already, `carried` by the model: they would get masks, too.
+    pub(crate) fn check_carried<M: Module>(
+        &self,
+        model: &M,
+        carried: &[Attached],
+    ) -> Result<(), RecipeError> {
+        let selection = Self::selection(model, &self.sparsity.pattern());
+        let selection = selection.map_err(|error| RecipeError::from(error).at("prune"))?;
+        let pruned: HashSet<&String> = self.kept(&selection).map(|layer| &layer.path).collect();
+        let refused = match self.method {
+            // Each of its stages would fold in whatever is carried, with its masks.
+            PruneMethod::Gradual => carried.first(),
+            _ => carried.iter().find(|one| pruned.contains(&one.path)),
+        };
+        match refused {
+            None => Ok(()),
+            Some(Attached { path, name, .. }) => Err(RecipeError::Reparameterized {
+                stage: "prune".into(),
+                path: path.clone(),
+                name: name.clone(),
+            }),
+        }
+    }
+
+    /// What can be pruned, whatever else the model carries: what an adapter adds is nothing before a training.
+    pub(crate) fn selection<M: Module>(
+        model: &M,
+        pattern: &SparsityPattern,
+    ) -> Result<Selection, PruneError> {
+        Selection::for_pattern(&model.valid().materialize(), None, pattern)
     }
 
     /// The pruner of the method `layerwise`.

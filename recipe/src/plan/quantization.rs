@@ -11,6 +11,7 @@ use burn_lean_quant::{
     QuantError, Rounding, RoundingConfig, Scheme, WeightConfig, WeightGranularity, WeightRange,
     rounding::AdaRoundConfig,
 };
+use burn_lean_reparam::{AttachError, attach_if_any};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -207,11 +208,7 @@ impl QuantizeStage {
 
     /// Refuses exclusions and blocks that do not fit the weights of a model.
     pub(crate) fn check<M: Module>(&self, stage: &str, model: &M) -> Result<(), RecipeError> {
-        let config = match self.train {
-            Some(_) => self.qat(),
-            None => self.ptq().qat_config(),
-        };
-        match config.reparameterizer(model) {
+        match self.config().reparameterizer(model) {
             Ok(_) if self.rounding == RoundingMethod::Fisher => {
                 let grids = self.joint(model)?.layers(model);
                 grids.map(drop).map_err(|error| error.at(stage))
@@ -226,6 +223,28 @@ impl QuantizeStage {
             }
             Err(error) => Err(RecipeError::from(error).at(stage)),
         }
+    }
+
+    /// Refuses a weight to quantize that carries something already.
+    pub(crate) fn check_carried<M: Module>(
+        &self,
+        stage: &str,
+        model: &M,
+    ) -> Result<(), RecipeError> {
+        let quantizers = self.config().reparameterizer(model);
+        let quantizers = quantizers.map_err(|error| RecipeError::from(error).at(stage))?;
+        // A copy of handles, which is dropped.
+        let Err(rejected) = attach_if_any(model.clone(), quantizers) else {
+            return Ok(());
+        };
+        Err(match rejected.into_error() {
+            AttachError::AlreadyAttached { path, existing } => RecipeError::Reparameterized {
+                stage: stage.into(),
+                path,
+                name: existing,
+            },
+            error => RecipeError::from(error).at(stage),
+        })
     }
 
     /// Refuses more samples of gradients than fit into memory.
@@ -266,6 +285,14 @@ impl QuantizeStage {
 
     pub(crate) fn calibration_batches(&self) -> usize {
         self.calibration.unwrap_or(16)
+    }
+
+    /// Which quantizers a model gets.
+    pub(crate) fn config(&self) -> QatConfig {
+        match self.train {
+            Some(_) => self.qat(),
+            None => self.ptq().qat_config(),
+        }
     }
 
     /// Which quantizers a model gets for training.

@@ -5,7 +5,7 @@ use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::record;
 use burn_lean_prune::SparsityPattern;
 use burn_lean_quant::QuantError;
-use burn_lean_reparam::each_plain_float;
+use burn_lean_reparam::{attached, each_plain_float};
 
 #[cfg(feature = "engine")]
 use super::Latency;
@@ -16,8 +16,8 @@ use crate::{Format, PruneMethod, PruneStage, QuantizeStage, RecipeError};
 
 impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
     /// Refuses paths that no parameter has, a share that shrinking cannot reach, grids that do not fit a
-    /// weight, Fisher samples that no batch is large enough for or that do not fit into memory, and a forward
-    /// pass that a later stage cannot record.
+    /// weight, weights that carry something already, Fisher samples that no batch is large enough for or that
+    /// do not fit into memory, and a forward pass that a later stage cannot record.
     pub(crate) fn check(&self, model: &M) -> Result<(), RecipeError> {
         let paths = paths(model);
         if let Some(shrink) = &self.recipe.shrink {
@@ -35,6 +35,10 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
                 plan.check_memory(&format!("quantize[{index}]"), model)?;
             }
             plan.check(&format!("quantize[{index}]"), model)?;
+        }
+        if self.recipe.shrink.is_none() {
+            // Shrinking folds masks in, and refuses all else.
+            self.check_carried(model)?;
         }
         self.check_forward(model)?;
         let Some(plan) = &self.recipe.prune else {
@@ -69,6 +73,23 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
 }
 
 impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, T, O> {
+    /// Refuses what a model carries where stages attach reparameterizations of their own, or fold.
+    fn check_carried(&self, model: &M) -> Result<(), RecipeError> {
+        let carried = attached(model);
+        if carried.is_empty() {
+            return Ok(());
+        }
+        if let Some(prune) = &self.recipe.prune {
+            prune.check_carried(model, &carried)?;
+        }
+        for (index, plan) in self.recipe.quantize.iter().enumerate() {
+            let stage = format!("quantize[{index}]");
+            plan.check_carried(&stage, model)?;
+            self.folded(plan, model).map_err(|error| error.at(&stage))?;
+        }
+        Ok(())
+    }
+
     /// Refuses a forward pass that stages after the training have to record and that cannot be.
     fn check_forward(&self, model: &M) -> Result<(), RecipeError> {
         let forward = |model: &M, inputs: I| (self.task.forward)(model, inputs);

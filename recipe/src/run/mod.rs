@@ -5,6 +5,7 @@ mod dtype;
 mod progress;
 mod prune;
 mod quantize;
+mod rounded;
 mod session;
 mod shrink;
 mod train;
@@ -159,7 +160,8 @@ impl<'a> Run<'a> {
     /// the same quantizers
     /// ([`QatConfig::prepare`](burn_lean_quant::QatConfig::prepare)); its record, where it was pruned and then
     /// trained with fake quantization, into a chain of no masks (`Masks::new(vec![])`) and these, its
-    /// `.safetensors` into either.
+    /// `.safetensors` into either. Of weights that are pruned and left out of quantization such a record has
+    /// the masks.
     pub fn with_output(mut self, folder: impl AsRef<Path>) -> Self {
         self.output = Some(folder.as_ref().into());
         self
@@ -187,8 +189,10 @@ impl<'a> Run<'a> {
     /// The model comes back in the error as it was.
     /// - Before anything is computed: those of [`Recipe::validate`], [`RecipeError::TaskLacks`], of
     ///   the dtype on this device, [`RecipeError::StateOfAnotherRun`], [`RecipeError::Invalid`] for
-    ///   what does not fit the parameters of the model or the batches, and [`RecipeError::Stage`] for
-    ///   blocks of `quantize` that rounding with the Fisher cannot use.
+    ///   what does not fit the parameters of the model or the batches,
+    ///   [`RecipeError::Reparameterized`] for a weight to prune or to quantize that carries something
+    ///   already, and [`RecipeError::Stage`] for blocks of `quantize` that rounding with the Fisher
+    ///   cannot use.
     /// - [`RecipeError::Stage`] with what a stage says; [`RecipeError::Interrupted`] by the callback;
     ///   [`RecipeError::State`] and [`RecipeError::Io`] of files.
     pub fn run<M, I, T, O>(

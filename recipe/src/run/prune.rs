@@ -1,7 +1,7 @@
 //! The stage that prunes and trains with the zeros held.
 
 use burn::module::Module;
-use burn_lean_prune::{Masks, PruneError, Selection, SparseRecord, layerwise};
+use burn_lean_prune::{Masks, PruneError, SparseRecord, layerwise};
 
 use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device};
 use super::train::Trainer;
@@ -103,7 +103,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         name: &str,
     ) -> Result<(M, Masks), RecipeError> {
         // A group has to fit the pattern: without what that does not divide.
-        let selection = Selection::for_pattern(dense, None, &plan.sparsity.pattern())?;
+        let selection = PruneStage::selection(dense, &plan.sparsity.pattern())?;
         if plan.method == PruneMethod::Layerwise {
             let pruner = plan.pruner(&selection);
             // Where the task says which outputs are logits, these alone are compared.

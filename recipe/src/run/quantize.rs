@@ -9,6 +9,7 @@ use burn_lean_quant::{
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
 use super::StageOutcome;
+use super::rounded::rounded;
 use super::session::{Examples, Outputs, Session, Shipped, after, load, own, seed_device, slug};
 use crate::joint::scales;
 use crate::tensors::on_device;
@@ -58,6 +59,11 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
                     .with_unsupported(Unsupported::KeepFakeQuantized)
                     .convert(model)?;
                 warn_of_floats(&name, &report.weights);
+                let model = match (&plan.train, source.masks) {
+                    // Behind its mask such a float is as it was trained.
+                    (Some(_), Some(_)) => rounded(model, &report.weights)?,
+                    _ => model,
+                };
                 let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
                 Ok(Shipped { model, file })
             },
@@ -69,7 +75,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
     }
 
     /// A copy with its batch normalizations folded, where the recipe says so.
-    fn folded(&self, plan: &QuantizeStage, model: &M) -> Result<M, RecipeError> {
+    pub(super) fn folded(&self, plan: &QuantizeStage, model: &M) -> Result<M, RecipeError> {
         let model = own(model);
         if !plan.fold {
             return Ok(model);
@@ -87,8 +93,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         masks: Option<&Masks>,
     ) -> Result<M, RecipeError> {
         match (&plan.train, masks) {
-            (None, _) => Ok(plan.ptq().qat_config().prepare(model)?),
-            (Some(_), None) => Ok(plan.qat().prepare(model)?),
+            (None, _) | (Some(_), None) => Ok(plan.config().prepare(model)?),
             (Some(_), Some(masks)) => {
                 let masks = masks.reparameterizer(&model)?;
                 let quantizers = plan.qat().reparameterizer(&model)?;

@@ -146,20 +146,26 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         make: impl FnOnce() -> Result<M, RecipeError>,
         ship: impl Fn(M) -> Result<Shipped<M>, RecipeError>,
     ) -> Result<StageOutcome<M>, RecipeError> {
+        let finished = self.state.finished(key)?;
+        let finished = finished.and_then(|(record, kept)| Some((record, kept.row?, kept.latency)));
+        // Another device may have trained it, in another dtype: row, file and progress have one name.
+        let name = match &finished {
+            Some((_, row, _)) => row.stage.clone(),
+            None => name.to_string(),
+        };
+        let name = name.as_str();
         let at = |error: RecipeError| error.at(name);
         self.listener().tell(&Progress::Started {
             stage: name.to_string(),
         })?;
-        if let Some((record, kept)) = self.state.finished(key)?
-            && let Some(mut row) = kept.row
-        {
+        if let Some((record, mut row, latency)) = finished {
             let Shipped { model, file } = load(record).and_then(&ship).map_err(at)?;
             // The same tensors, with identities of their own.
             row.bytes = self.write(name, file)?;
             if row.accuracy.is_none() {
                 row.accuracy = self.accuracy(&model.valid()).map_err(at)?;
             }
-            if kept.latency != self.run.latency.name() {
+            if latency != self.run.latency.name() {
                 // That of another place is not to be compared with.
                 row.latency_ms = self.latency(&model.valid()).map_err(at)?;
             }

@@ -6,12 +6,13 @@ use burn::module::{Module, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_amp::{Autocast, Checkpoints, GradScaler, GradScalerConfig};
+use burn_lean_prune::Masks;
 use burn_lean_quant::{QuantizedForward, advance, quantizers};
 use burn_lean_reparam::{
     PathVisitor, Trail, catch_quietly, join_copies, reductions, visit_with_path,
 };
 
-use super::session::{Examples, Outputs, Session};
+use super::session::{Examples, Outputs, Session, own};
 use super::{Progress, dtype, seed};
 use crate::tensors::on_device;
 use crate::{Distillation, RateSchedule, RecipeError, TrainStage};
@@ -104,7 +105,8 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         })
     }
 
-    /// Begins a training over these epochs with a new optimizer, or goes on from its checkpoint.
+    /// Begins a training over these epochs with a new optimizer, or goes on from its checkpoint, if that has
+    /// the masks of `model`.
     pub(crate) fn begin(
         &mut self,
         model: M,
@@ -132,8 +134,23 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             checkpoints.discard_after(self.position.number())?;
             return Ok(model);
         }
+        let masks = Masks::of(&model)?;
+        // Burn loads running statistics in place.
+        let given = (!masks.is_empty()).then(|| own(&model));
         let optim = self.session.task.optimizer(&self.session.device);
         let (model, optim, scaler) = checkpoints.load(latest, model, optim)?;
+        if let Some(given) = given
+            && Masks::of(&model)? != masks
+        {
+            // Not everywhere pruning again gives the same zeros, and these are what the stage reports.
+            let stage = &self.stage;
+            tracing::warn!(
+                stage,
+                "the checkpoint is of other zeros than now: its stage is trained anew"
+            );
+            checkpoints.discard_after(self.position.number())?;
+            return Ok(join_copies(given));
+        }
         // `auto` and fallbacks are of the device: another one may have another dtype, and its loss scale.
         match scaler.config().loss_scale == self.scaler.config().loss_scale {
             true => self.scaler = scaler,
@@ -187,7 +204,8 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
                 batch: (index, count),
             })?;
             let every = session.recipe.checkpoint_steps;
-            if every.is_some_and(|every| seen % every == 0) {
+            // Skipped steps leave nothing to keep, and the next one may be taken: the epoch's end judges.
+            if every.is_some_and(|every| seen % every == 0) && !self.none_taken() {
                 // What went wrong is not to take the place of what has not.
                 self.check_progress(&model, of.0)?;
                 self.save(&model)?;
@@ -212,9 +230,7 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
         let read = loss.try_into_scalar::<f32>();
         let loss = read.map_err(|error| RecipeError::task(error.to_string()))?;
         // Where anybody looks, what is not finite is skipped; a loss scale that is too high skips, too.
-        let skipped = u64::from(self.scaler.state().consecutive_skips);
-        let none_taken = skipped >= self.position.batch;
-        let failed = !loss.is_finite() && (self.scaler.is_disabled() || none_taken);
+        let failed = !loss.is_finite() && (self.scaler.is_disabled() || self.none_taken());
         // Of the last step no loss tells.
         let broken = match self.scaler.is_disabled() {
             true => not_finite(model)?,
@@ -231,6 +247,11 @@ impl<'t, 's, 'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs>
             }),
             false => Ok(()),
         }
+    }
+
+    /// Whether all steps of the epoch so far have been skipped.
+    fn none_taken(&self) -> bool {
+        u64::from(self.scaler.state().consecutive_skips) >= self.position.batch
     }
 
     /// The batches of a pass over the first epoch: the same number before a restart and after it.

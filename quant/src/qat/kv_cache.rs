@@ -5,7 +5,7 @@ use burn_lean_graph::{Form, TensorMapper, Tensors, tensors};
 use burn_lean_reparam::recorded_device;
 use serde::{Deserialize, Serialize};
 
-use crate::tokens::codes;
+use super::tokens::codes;
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -24,11 +24,11 @@ pub enum KvFormat {
 ///
 /// It goes with the inputs through a recorded forward pass and comes back with the results
 /// ([`Tensors`]): `quantized.run(&model, (tokens, cache), |model, (tokens, mut cache)| …)`, which returns
-/// `(logits, cache)`.
+/// `(logits, cache)`. Attentions of `burn-nn` take it in [`ForwardQ`](crate::ForwardQ).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_lean_oneshot::{KvCache, KvFormat};
+/// use burn_lean_quant::{KvCache, KvFormat};
 ///
 /// let device = Device::flex();
 /// let mut cache = KvCache::new(KvFormat::Int8);
@@ -114,6 +114,12 @@ impl KvCache {
         };
         let keys = extend(&mut self.keys, keys);
         (keys, extend(&mut self.values, values))
+    }
+
+    /// Keys and values of all positions as they are read back, where there are any.
+    pub fn read(&self) -> Option<(Tensor<4>, Tensor<4>)> {
+        let values = |kept: &Option<Kept>| kept.as_ref().map(Kept::values);
+        Some((values(&self.keys)?, values(&self.values)?))
     }
 
     /// How many positions there are.
