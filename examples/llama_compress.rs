@@ -20,8 +20,10 @@
 //! F32; one with biases or other tensors that the network does not have is refused. A folder as it comes
 //! from Hugging Face has a `config.json`, which says all that the network needs, scaled rotations of
 //! Llama 3.1 among it, and `model.safetensors` or shards with their index; a configuration of another
-//! network is refused. A file by itself does not say how positions are rotated and norms computed: as in
-//! Llama 2, unless `--rope-theta` and `--norm-eps` say otherwise.
+//! network, or of weights that are codes already, is refused. A file beside such a configuration is taken with it.
+//! A file by itself does not say how positions are rotated and norms computed: as in
+//! Llama 2, unless `--rope-theta` and `--norm-eps` say otherwise. Windows that are longer than the model's longest
+//! sequence are refused.
 //!
 //! The tokens are I32 tensors `calibration` and `eval`, `[windows, tokens]`, here of 512 tokens each:
 //!
@@ -37,8 +39,8 @@
 //! safetensors.numpy.save_file(tokens, "tokens.safetensors")
 //! ```
 //!
-//! At least as many calibration tokens as the widest layer has inputs (14,336 for 8B); the last of a window is
-//! nobody's input.
+//! At least as many calibration tokens as the widest layer has inputs (14,336 for 8B), without the last of each
+//! window, which is nobody's input; what is too few is refused before a weight is loaded.
 //!
 //! Perplexity is over all windows
 //! of `eval`, each token but the first of a window predicted from those before it. The tiny model is trained
@@ -47,8 +49,8 @@
 //! method: `method`, `bits`, `group`, `asymmetric`, `sparsity`, `perplexity`, `bytes` (as `--out` writes
 //! them: what is not compressed in F32), `seconds`, `peak_bytes`, `fp32_perplexity`, and of generation
 //! after and before `tokens_per_second` and `fp32_tokens_per_second`, with `--engine` `engine_perplexity` and
-//! `engine_bytes` (of weights and constants between runs). Linear layers are compressed;
-//! embedding and tied head are not.
+//! `engine_bytes` (of weights and constants between runs). Linear layers are compressed; the
+//! embedding is not, nor is the head, but with `--head` one that is a matrix of its own.
 //!
 //! A preset with 8-bit inputs (`w8a8`) gives a model whose layers round what they are given, a scale
 //! for each token, in evaluation and in generation. `--kv int8` keeps keys and values in 8 bits, too.
@@ -56,11 +58,17 @@
 //! `--finetune 150` adds a row for what is left of a pruned model after so many steps of distillation
 //! from the original on the calibration text, with the zeros held. `--stream` has one block in memory at a
 //! time, for models that are too large, and measures the perplexity block by block, too; it generates
-//! nothing. `--pretrained` writes a folder that Transformers and vLLM load, with floats in F32;
-//! `tools/read_pretrained.py` measures its perplexity there. Zeros of 2:4 are stored like other weights, as floats
-//! or as codes: a folder is no smaller for them, readers of today know no layout without them. With `--state` the
-//! same command goes on after a kill, and writes the unfinished folder of `--pretrained` anew.
+//! nothing. `--pretrained` writes a folder that Transformers loads, with floats in F32;
+//! `tools/read_pretrained.py` measures its perplexity there. vLLM loads it where it has kernels for the grid: for
+//! `w4a8-g32` it has none, see `PretrainedFolder`. The layout has no place for a group that is smaller than
+//! the others, so layers whose inputs the groups do not divide stay floats in the folder: 576 inputs take
+//! `-g64`, not `-g128`. What a folder will be is said before the run, and one of mostly floats is refused.
+//! Zeros of 2:4 are stored like other weights, as floats or as codes: a folder is no smaller for them,
+//! readers of today know no layout without them. With `--state` the same command goes on after a kill,
+//! and writes the unfinished folder of `--pretrained` anew.
 
+#[path = "llama_compress/check.rs"]
+mod check;
 #[path = "llama_compress/checkpoint.rs"]
 mod checkpoint;
 #[path = "llama_compress/cli.rs"]
@@ -84,7 +92,6 @@ mod streamed;
 mod support;
 
 use std::error::Error;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -97,7 +104,7 @@ use checkpoint::{Checkpoint, Windows};
 use clap::Parser;
 use cli::Cli;
 use engine::in_engine;
-use evaluate::{batches, perplexity, speak};
+use evaluate::{batches, even, perplexity, speak};
 use finetune::{Finetuning, finetune};
 use llama::{Llama, Sizes};
 use pretrained::Pretrained;
@@ -111,7 +118,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
-    let presets = cli.presets()?;
+    let mut presets = cli.presets()?;
     for (_, preset) in &presets {
         preset.validate()?;
         if cli.finetune.is_some() && (preset.prune.is_none() || preset.quantize.is_some()) {
@@ -122,26 +129,40 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     if folders.iter().any(|folder| folder.is_some()) && presets.len() > 1 {
         return Err("--state, --out, --pretrained and --stream are of one method: name one".into());
     }
-    if let (Some(folder), Some(checkpoint), Some(tokens)) =
-        (&cli.stream, &cli.checkpoint, &cli.tokens)
-    {
-        return streamed::run(cli, folder, checkpoint, tokens, &device);
+    let Opened {
+        checkpoint,
+        sizes,
+        text,
+    } = open(cli)?;
+    for (_, preset) in &mut presets {
+        check::leave_head(preset, &sizes, cli.head)?;
+    }
+    let Text { calibration, eval } = &text;
+    let windows = calibration.count();
+    // The last token of a window is nobody's input.
+    let rows = windows * (calibration.length - 1);
+    for line in check::check(&presets, &sizes, rows, cli.pretrained.is_some())? {
+        println!("{line}");
     }
     let mut pretrained = (cli.pretrained.as_deref())
-        .map(|to| Pretrained::create(to, cli.state.is_some()))
+        .map(|to| Pretrained::create(to, cli.state.is_some(), &sizes, checkpoint.as_ref()))
         .transpose()?;
-    let Loaded {
-        model,
-        sizes,
+    if let (Some(folder), Some(checkpoint)) = (&cli.stream, &checkpoint) {
+        let method = presets.remove(0);
+        return streamed::run(cli, folder, checkpoint, &text, method, pretrained, &device);
+    }
+    let model = match &checkpoint {
+        Some(checkpoint) => checkpoint.load(&device)?,
+        None => own::train(&sizes, cli.steps, cli.seed, &device)?,
+    };
+    let batches = batches(
         calibration,
-        eval,
-    } = load(cli, &device)?;
-    let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
-    let windows = calibration.count();
-    // A window without its last token, which is nobody's input.
-    let batches = batches(&calibration, windows, cli.batch, &device);
+        windows,
+        calibration_batch(cli, windows),
+        &device,
+    );
     let measured = |name: &str, model: &Llama, kv: KvFormat| Measured {
-        perplexity: perplexity(model, &eval, cli.batch, kv, &device),
+        perplexity: perplexity(model, eval, cli.batch, kv, &device),
         rate: said(name, cli, model, kv, &device),
     };
     let original = measured("original", &model, KvFormat::Float);
@@ -184,10 +205,10 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
                 && let Some(mut folder) = pretrained.take()
             {
                 folder.add(&of_codes, None)?;
-                folder.finish(cli.checkpoint.as_deref(), &sizes)?;
+                folder.finish()?;
             }
             let engine = cli.engine.then_some(of_codes);
-            let engine = engine.map(|model| in_engine(&name, &model, &eval, cli.batch, &device));
+            let engine = engine.map(|model| in_engine(&name, &model, eval, cli.batch, &device));
             let row = Row {
                 compressed,
                 engine: engine.transpose()?,
@@ -204,7 +225,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
                     seed: cli.seed,
                 };
                 let bar = support::progress(steps, "fine-tuning");
-                let tuned = finetune(&done, &model, &calibration, how, &device, |_| bar.inc(1))?;
+                let tuned = finetune(&done, &model, calibration, how, &device, |_| bar.inc(1))?;
                 bar.finish_and_clear();
                 let tuned_seconds = start.elapsed().as_secs_f64();
                 let tuned_peak = memory.bytes();
@@ -213,11 +234,11 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
                 }
                 if let Some(mut folder) = pretrained.take() {
                     folder.add(&tuned.model, None)?;
-                    folder.finish(cli.checkpoint.as_deref(), &sizes)?;
+                    folder.finish()?;
                 }
                 let name = format!("{name}, {steps} steps");
                 let engine = (cli.engine)
-                    .then(|| in_engine(&name, &tuned.model, &eval, cli.batch, &device))
+                    .then(|| in_engine(&name, &tuned.model, eval, cli.batch, &device))
                     .transpose()?;
                 let row = Row {
                     compressed: measured(&name, &tuned.model, cli.kv.into()),
@@ -264,44 +285,61 @@ fn one_shot<'a>(cli: &Cli, mut oneshot: OneShot<'a>) -> OneShot<'a> {
     }
 }
 
-/// A model, and windows for calibration and evaluation.
-struct Loaded {
-    model: Llama,
+/// What a run is about, before a weight is loaded.
+struct Opened {
+    /// Without it the model is trained here.
+    checkpoint: Option<Checkpoint>,
     sizes: Sizes,
+    text: Text,
+}
+
+/// Windows of tokens.
+struct Text {
     calibration: Windows,
     eval: Windows,
 }
 
-fn load(cli: &Cli, device: &Device) -> Result<Loaded, Box<dyn Error>> {
+fn open(cli: &Cli) -> Result<Opened, Box<dyn Error>> {
+    let first = |windows: Windows| windows.first(cli.windows.unwrap_or(usize::MAX));
     let (Some(checkpoint), Some(tokens)) = (&cli.checkpoint, &cli.tokens) else {
-        let sizes = own::sizes(cli.generate);
         let (calibration, eval) = own::windows();
-        return Ok(Loaded {
-            model: own::train(&sizes, cli.steps, cli.seed, device)?,
-            sizes,
-            calibration,
-            eval,
+        let calibration = first(calibration);
+        return Ok(Opened {
+            checkpoint: None,
+            sizes: own::sizes(cli.generate),
+            text: Text { calibration, eval },
         });
     };
-    let calibration = Windows::load(tokens, "calibration")?;
+    let calibration = first(Windows::load(tokens, "calibration")?);
     let eval = Windows::load(tokens, "eval")?;
-    let longest = calibration.length.max(eval.length);
-    let positions = longest.max(cli.generate + 1);
-    let checkpoint = opened(cli, checkpoint, positions)?;
+    let longest = calibration.length.max(eval.length) - 1;
+    let generated = match cli.stream {
+        Some(_) => 0,
+        None => cli.generate,
+    };
+    let checkpoint = Checkpoint::open(checkpoint, cli.heads, longest.max(generated))?
+        .with_options(cli.rope_theta, cli.norm_eps)?;
     calibration.check("calibration", checkpoint.sizes.vocabulary)?;
     eval.check("eval", checkpoint.sizes.vocabulary)?;
-    Ok(Loaded {
-        model: checkpoint.load(device)?,
+    Ok(Opened {
         sizes: checkpoint.sizes,
-        calibration,
-        eval,
+        checkpoint: Some(checkpoint),
+        text: Text { calibration, eval },
     })
 }
 
-/// The checkpoint, for so many positions.
-fn opened(cli: &Cli, path: &Path, positions: usize) -> Result<Checkpoint, Box<dyn Error>> {
-    let checkpoint = Checkpoint::open(path, cli.heads, positions)?;
-    Ok(checkpoint.with_options(cli.rope_theta, cli.norm_eps)?)
+/// Windows in a batch of calibration text.
+fn calibration_batch(cli: &Cli, windows: usize) -> usize {
+    let size = even(windows, cli.batch);
+    if 2 * size < cli.batch.min(windows) {
+        println!(
+            "{windows} windows of calibration text go in batches of {size}, since all are of one size: {} of them \
+             (--windows) would go in batches of {}",
+            windows - windows % cli.batch,
+            cli.batch
+        );
+    }
+    size
 }
 
 /// Prints what a model says by itself; tokens in a second.

@@ -15,10 +15,11 @@ use burn_lean::amp::{
     LossScale,
 };
 use burn_lean::deploy::{EngineConfig, Export};
-use burn_lean::oneshot::{OneShot, OneShotError, Preset};
+use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset, Report};
 use burn_lean::prune::{
     Budget, FisherConfig, GradientMatrix, PrunerConfig, RidgeChoice, SolverConfig,
 };
+use burn_lean::quant::deploy::{PretrainedFolder, load_pretrained};
 use burn_lean::quant::{
     ConvertConfig, ForwardQ, QatConfig, WeightConfig, WeightGranularity, module::LayerInputs,
 };
@@ -404,4 +405,60 @@ fn spilled_activations_are_in_memory_batch_by_batch() {
     println!("in memory: {memory} bytes, in files: {files}; a batch has {BYTES}");
     assert!(memory > BATCHES * BYTES, "{memory}");
     assert!(files < BATCHES * BYTES / 4, "{files}");
+}
+
+/// Layers of floats of 16 MiB each, turned for the file: their bytes and those of the file, not a slice for each number
+/// (ten times as much).
+#[test]
+fn folders_of_floats_take_the_memory_of_their_tensors() {
+    let _alone = alone();
+    const WIDTH: usize = 2048;
+    const BYTES: usize = 4 * WIDTH * WIDTH;
+    let device = Device::flex();
+    let layer = || -> Linear {
+        let layer: Linear = LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(&device);
+        // It is made when it is first asked for.
+        let _ = layer.weight.val();
+        layer
+    };
+    let (head, fresh) = (layer(), layer());
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = PretrainedFolder::create(folder.path()).unwrap();
+    let written = most_during(|| writer.add(&head, str::to_string).unwrap());
+    writer.finish(serde_json::json!({})).unwrap();
+    let read = most_during(|| {
+        load_pretrained(fresh, folder.path(), str::to_string).unwrap();
+    });
+    println!("written: {written} bytes, read: {read}; the layer has {BYTES}");
+    assert!(written < 4 * BYTES, "{written}");
+    assert!(read < 6 * BYTES, "{read}");
+}
+
+/// A file of floats is written tensor by tensor: not all of them once more.
+#[test]
+fn files_of_compressed_models_take_the_memory_of_their_tensors_once() {
+    let _alone = alone();
+    const WIDTH: usize = 1024;
+    const LAYERS: usize = 8;
+    const BYTES: usize = 4 * LAYERS * WIDTH * WIDTH;
+    let device = Device::flex();
+    let layers = (0..LAYERS).map(|_| {
+        let layer: Linear = LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(&device);
+        let _ = layer.weight.val();
+        layer
+    });
+    let done = Compressed {
+        model: layers.collect::<Vec<_>>(),
+        report: Report::default(),
+        weights: Vec::new(),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ends.safetensors");
+    let most = most_during(|| done.save(&file).unwrap());
+    println!("{most} bytes; the layers have {BYTES}");
+    assert!(most < 7 * BYTES / 4, "{most}");
 }

@@ -180,10 +180,14 @@ impl<M: Trained> Trainer<'_, M> {
             .launch(Learner::new(amp, optimizer(), schedule));
         // It comes back as it is deployed.
         let model = result.model.into_model().train();
-        match (monitor.error(), result.error) {
-            (Some(error), _) => Err(PruneError::training(model, error)),
-            (None, Some(error)) => Err(PruneError::training(model, error)),
-            (None, None) => Ok(model),
+        match (monitor.error(), result.error, result.interrupted) {
+            (None, None, None) => Ok(model),
+            (Some(error), ..) => Err(PruneError::training(model, error)),
+            (_, Some(error), _) => Err(PruneError::training(model, error)),
+            (.., Some(stop)) => {
+                let reason = stop.reason.unwrap_or_else(|| "it was stopped".into());
+                Err(PruneError::training(model, reason))
+            }
         }
     }
 

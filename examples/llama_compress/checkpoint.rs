@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 
 use super::llama::{Llama, LoneBlock, NORM_EPSILON, ROPE_THETA, Sizes};
 pub(crate) use checkpoint_error::CheckpointError;
-use config::Config;
+use config::{CONFIG, Config};
 use shards::Shards;
 
 /// The parts of a block by Meta's names, which are those of the module here, and by Hugging Face's.
@@ -50,25 +50,58 @@ const ROTATIONS: [&str; 4] = [
 /// A checkpoint with the names of Hugging Face or of Meta, of which parts are loaded.
 pub(crate) struct Checkpoint {
     path: PathBuf,
+    /// Where its configuration is, if it has one.
+    pub(crate) folder: Option<PathBuf>,
     shards: Shards,
     config: Option<Config>,
+    /// Positions of the longest sequence that the model is for, if anything says so.
+    pub(crate) limit: Option<usize>,
     pub(crate) sizes: Sizes,
     is_hugging_face: bool,
 }
 
 impl Checkpoint {
-    /// Reads the headers of a file, or of the files of a folder with `config.json`. The number of heads
-    /// is `heads`, or what the configuration or `n_heads` of the metadata say.
+    /// Reads the headers of a file, or of the files of a folder, and `config.json` there or beside the file.
+    /// The number of heads is `heads`, or what the configuration or `n_heads` of the metadata say.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be read, another network, and sequences of `positions` that are longer than those of the model:
+    /// it computes them, but knows nothing of them.
     pub(crate) fn open(
         path: &Path,
         heads: Option<usize>,
         positions: usize,
     ) -> Result<Self, Box<dyn Error>> {
         let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let (shards, config) = match path.is_dir() {
-            true => (Shards::in_folder(path)?, Some(Config::load(path)?)),
-            false => (Shards::of_files([path.to_path_buf()])?, None),
+        let (shards, folder) = match path.is_dir() {
+            true => (Shards::in_folder(path)?, Some(path)),
+            // What lies beside a file says of it what the file does not.
+            false => (
+                Shards::of_files([path.to_path_buf()])?,
+                path.parent().filter(|folder| folder.join(CONFIG).is_file()),
+            ),
         };
+        let config = folder.map(Config::load).transpose()?;
+        let (says, key, limit) = match (folder, &config) {
+            (Some(folder), Some(config)) => (
+                folder.join(CONFIG),
+                "max_position_embeddings",
+                config.max_position_embeddings,
+            ),
+            _ => (path.into(), "max_seq_len", shards.number("max_seq_len")),
+        };
+        if let Some(limit) = limit.filter(|limit| *limit < positions) {
+            return Err(CheckpointError::Contradiction {
+                file: says,
+                key,
+                said: limit.to_string(),
+                other: format!(
+                    "windows or generated text take {positions} positions: cut them to what the model is for"
+                ),
+            }
+            .into());
+        }
         if let Some(other) = shards.names().find(|name| !is_taken(name)) {
             return Err(named(&format!(
                 "the network has no place for `{other}`: it is a Llama without biases and without \
@@ -135,8 +168,10 @@ impl Checkpoint {
             sizes,
             is_hugging_face,
             path: path.into(),
+            folder: folder.map(Path::to_path_buf),
             shards,
             config,
+            limit,
         })
     }
 

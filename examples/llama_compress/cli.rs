@@ -13,12 +13,17 @@ use super::support::{self, DeviceName};
 #[command(about = "Compresses a language model in one pass over calibration text")]
 pub(crate) struct Cli {
     /// A Llama checkpoint: a folder as it comes from Hugging Face (config.json, model.safetensors or its
-    /// shards), or a safetensors file; without it a tiny character model is trained.
+    /// shards), or a safetensors file, with the config.json beside it if there is one; without it a tiny character
+    /// model is trained.
     #[arg(long, value_name = "PATH", requires = "tokens")]
     pub(crate) checkpoint: Option<PathBuf>,
     /// Windows of tokens `calibration` and `eval` (safetensors, I32).
     #[arg(long, value_name = "FILE", requires = "checkpoint")]
     pub(crate) tokens: Option<PathBuf>,
+    /// Also compresses the head of a checkpoint where it is a matrix of its own, which otherwise stays as it is:
+    /// older versions of vLLM and SGLang do not read codes of a head.
+    #[arg(long, requires = "checkpoint", conflicts_with = "stream")]
+    pub(crate) head: bool,
     /// Attention heads [default: as config.json or the metadata of the checkpoint say].
     #[arg(long, requires = "checkpoint", value_parser = support::at_least_one)]
     pub(crate) heads: Option<usize>,
@@ -63,7 +68,7 @@ pub(crate) struct Cli {
     /// Windows of calibration text, at most [default: all].
     #[arg(long, value_parser = support::at_least_one)]
     pub(crate) windows: Option<usize>,
-    /// Windows in a batch.
+    /// Windows in a batch; of calibration text and in an engine fewer where so many do not divide their number.
     #[arg(long, default_value_t = 8, value_parser = support::at_least_one)]
     pub(crate) batch: usize,
     /// Steps in which the model without checkpoint is trained.
@@ -90,8 +95,10 @@ pub(crate) struct Cli {
     /// Writes the compressed model, after fine-tuning where that is asked for (one method only).
     #[arg(long, value_name = "FILE", value_parser = support::output_file)]
     pub(crate) out: Option<PathBuf>,
-    /// Writes a folder that Transformers and vLLM load: `config.json`, weights in the layout of
-    /// compressed-tensors, and the tokenizer of a checkpoint that is a folder (one method only).
+    /// Writes a folder that Transformers loads: `config.json`, weights in the layout of compressed-tensors, and the
+    /// tokenizer that lies beside the checkpoint (one method only). vLLM loads it where it has kernels for the grid
+    /// (w4a16-g32 to -g128, w8a16, w8a8, not w4a8-g32). What else it takes, and which layers stay floats because
+    /// groups do not divide their inputs, is said before the run.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) pretrained: Option<PathBuf>,
     /// Keeps finished blocks here, and goes on after the last one; what a killed run left of --pretrained is

@@ -9,6 +9,9 @@ use super::super::llama::{ROPE_THETA, RopeScaling, Sizes};
 use super::checkpoint_error::CheckpointError;
 use super::shards::read_json;
 
+/// Its name.
+pub(crate) const CONFIG: &str = "config.json";
+
 /// What transformers takes where nothing is said.
 const NORM_EPSILON: f64 = 1e-6;
 
@@ -26,6 +29,8 @@ pub(crate) struct Config {
     intermediate_size: Option<usize>,
     vocab_size: Option<usize>,
     head_dim: Option<usize>,
+    /// Positions of the longest sequence; with scaled rotations those of the scaled ones.
+    pub(crate) max_position_embeddings: Option<usize>,
     hidden_act: Option<String>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
@@ -35,6 +40,13 @@ pub(crate) struct Config {
     rope_scaling: Option<Rope>,
     /// Base and scaling of the rotations, since transformers 5.
     rope_parameters: Option<Rope>,
+    quantization_config: Option<Quantization>,
+}
+
+/// How weights are codes, of which the name is enough here.
+#[derive(Debug, Deserialize)]
+struct Quantization {
+    quant_method: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -55,7 +67,7 @@ impl Config {
     ///
     /// A file that cannot be read, and a model that the network is not.
     pub(crate) fn load(folder: &Path) -> Result<Self, CheckpointError> {
-        let file = folder.join("config.json");
+        let file = folder.join(CONFIG);
         let mut config: Self = read_json(&file)?;
         config.file = file;
         config.check()?;
@@ -76,6 +88,11 @@ impl Config {
         {
             let taken = "it is LlamaForCausalLM";
             return Err(self.unsupported("architectures", other, taken));
+        }
+        if let Some(quantization) = &self.quantization_config {
+            let method = quantization.quant_method.as_deref().unwrap_or("there");
+            let taken = "it starts from floats, so take the checkpoint that this one was made from";
+            return Err(self.unsupported("quantization_config", method, taken));
         }
         if let Some(other) = self.hidden_act.as_ref().filter(|name| *name != "silu") {
             let taken = "its activation is silu";

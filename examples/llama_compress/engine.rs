@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use burn_lean::deploy::{Arithmetic, EngineConfig, Execution, Export};
 
 use super::checkpoint::Windows;
-use super::evaluate::{batches, likelihoods, perplexity_of};
+use super::evaluate::{batches, even, likelihoods, perplexity_of};
 use super::llama::Llama;
 
 /// What the engine makes of a model.
@@ -26,7 +26,8 @@ pub(crate) fn in_engine(
     size: usize,
     device: &Device,
 ) -> Result<InEngine, Box<dyn Error>> {
-    let parts = batches(windows, windows.count(), size, device);
+    let count = windows.count();
+    let parts = batches(windows, count, even(count, size), device);
     let Some((first, _)) = parts.first() else {
         return Err("there is no window of evaluation text".into());
     };

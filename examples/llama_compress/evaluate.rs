@@ -9,8 +9,16 @@ use burn_lean::quant::KvFormat;
 use super::checkpoint::Windows;
 use super::llama::{Cache, Llama};
 
-/// Inputs and targets `[windows, tokens − 1]` in batches of `size` at most, all of one size: Burn
-/// computes a batch of one by other operations, and a walk is over batches of the same ones.
+/// The largest size of batches up to `most` of which `count` windows make whole ones: an engine takes one size, and
+/// a walk is over batches of the same operations, of which Burn has others for a batch of one.
+pub(crate) fn even(count: usize, most: usize) -> usize {
+    let size = (1..=most.min(count))
+        .rev()
+        .find(|size| count.is_multiple_of(*size));
+    size.unwrap_or(1)
+}
+
+/// Inputs and targets `[windows, tokens − 1]` in batches of `size`, the last one of what is left.
 pub(crate) fn batches(
     windows: &Windows,
     count: usize,
@@ -18,10 +26,6 @@ pub(crate) fn batches(
     device: &Device,
 ) -> Vec<(Tensor<2, Int>, Tensor<2, Int>)> {
     let length = windows.length;
-    let size = (1..=size.min(count))
-        .rev()
-        .find(|size| count.is_multiple_of(*size));
-    let size = size.unwrap_or(1);
     let parts = windows.tokens[..count * length].chunks(size * length);
     parts
         .map(|part| {

@@ -11,8 +11,8 @@ use burn::nn::{
 };
 use burn::tensor::activation::{silu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor};
-use burn_lean::quant::{KvCache, KvFormat};
 use burn_lean::quant::quantize_calls;
+use burn_lean::quant::{KvCache, KvFormat};
 
 /// Base of the rotations, unless something else is said: that of Llama 1 and 2.
 pub(crate) const ROPE_THETA: f32 = 10_000.0;

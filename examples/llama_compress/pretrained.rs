@@ -1,4 +1,4 @@
-//! A folder that Transformers and vLLM load.
+//! A folder that Transformers loads, and vLLM where it has kernels for the grid.
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn_lean::quant::deploy::PretrainedFolder;
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::{ENDS, PARTS, layer_of};
+use super::checkpoint::{Checkpoint, ENDS, PARTS, layer_of};
 use super::llama::Sizes;
 
 /// What is beside the weights of a checkpoint and belongs to the tokenizer and to generation.
@@ -22,27 +22,55 @@ const BESIDE: [&str; 7] = [
     "chat_template.jinja",
 ];
 
+/// Positions of a model of which nothing says them: what Transformers takes.
+const POSITIONS: usize = 2048;
+
 /// A model on its way into a folder.
 pub(crate) struct Pretrained {
     folder: PretrainedFolder,
     to: PathBuf,
+    /// What is known of the network.
+    config: Map<String, Value>,
 }
 
 impl Pretrained {
-    /// With `goes_on`, what a killed run left in the folder is removed: all of it is written again.
+    /// Makes the folder, and reads what lies beside the weights of `checkpoint` now, hours before the last of them
+    /// is written: the configuration, in whose place there is one of `sizes` where there is none, and the files of
+    /// the tokenizer, which are copied. With `goes_on`, what a killed run left in the folder is removed: all of it
+    /// is written again.
     ///
     /// # Errors
     ///
-    /// A folder that cannot be made, or holds a model.
-    pub(crate) fn create(to: &Path, goes_on: bool) -> Result<Self, Box<dyn Error>> {
+    /// A folder that cannot be made, or holds a model; a configuration or a tokenizer that cannot be read.
+    pub(crate) fn create(
+        to: &Path,
+        goes_on: bool,
+        sizes: &Sizes,
+        checkpoint: Option<&Checkpoint>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let from = checkpoint.and_then(|one| one.folder.as_deref());
+        let config = match checkpoint {
+            Some(checkpoint) => config_of(checkpoint, sizes)?,
+            None => config(sizes, sizes.positions),
+        };
         if goes_on && to.join(UNFINISHED).exists() {
             remove_weights(to)?;
         }
         let folder = PretrainedFolder::create(to)?;
         std::fs::write(to.join(UNFINISHED), b"")?;
+        for name in BESIDE {
+            let copied = from.map(|from| from.join(name));
+            if let Some(file) = copied.filter(|file| file.is_file()) {
+                // No copy of the permissions: the next run may have to write it once more.
+                std::fs::read(&file)
+                    .and_then(|bytes| std::fs::write(to.join(name), bytes))
+                    .map_err(|error| format!("{}: {error}", file.display()))?;
+            }
+        }
         Ok(Self {
             folder,
             to: to.into(),
+            config,
         })
     }
 
@@ -55,45 +83,9 @@ impl Pretrained {
         Ok(self.folder.add(model, |path| name(path, block))?)
     }
 
-    /// Writes the configuration: that of the folder `from` where it has one, or what says as much. Files of
-    /// the tokenizer there are copied.
-    pub(crate) fn finish(
-        &mut self,
-        from: Option<&Path>,
-        sizes: &Sizes,
-    ) -> Result<(), Box<dyn Error>> {
-        let from = from.filter(|path| path.is_dir());
-        let mut config = match from {
-            Some(folder) => {
-                let text = std::fs::read_to_string(folder.join("config.json"))?;
-                serde_json::from_str(&text)?
-            }
-            None => config(sizes),
-        };
-        // As they are computed with here.
-        for key in ["torch_dtype", "dtype"] {
-            config.remove(key);
-        }
-        config.insert("dtype".into(), "float32".into());
-        // What the folder does not say, and what it was read with.
-        let said = self::config(sizes);
-        let has_scaling = config.contains_key("rope_parameters");
-        for key in ["rms_norm_eps", "rope_theta", "tie_word_embeddings"] {
-            let is_said = config.contains_key(key) || key == "rope_theta" && has_scaling;
-            if !is_said {
-                config.extend(
-                    said.get_key_value(key)
-                        .map(|(key, value)| (key.clone(), value.clone())),
-                );
-            }
-        }
-        if let Some(folder) = from {
-            for name in BESIDE.iter().filter(|name| folder.join(name).is_file()) {
-                std::fs::copy(folder.join(name), self.to.join(name))
-                    .map_err(|error| format!("{}: {error}", folder.join(name).display()))?;
-            }
-        }
-        let report = self.folder.finish(config)?;
+    /// Writes the configuration, with which the folder is complete.
+    pub(crate) fn finish(&mut self) -> Result<(), Box<dyn Error>> {
+        let report = self.folder.finish(&self.config)?;
         std::fs::remove_file(self.to.join(UNFINISHED))?;
         println!(
             "{}: {} bytes of weights, {}, {} matrices in codes",
@@ -148,7 +140,41 @@ fn name(path: &str, block: Option<usize>) -> String {
     }
 }
 
-fn config(sizes: &Sizes) -> Map<String, Value> {
+/// The configuration of a checkpoint, with what it does not say and was read with.
+fn config_of(checkpoint: &Checkpoint, sizes: &Sizes) -> Result<Map<String, Value>, Box<dyn Error>> {
+    let Some(folder) = &checkpoint.folder else {
+        let positions = checkpoint.limit.unwrap_or_else(|| {
+            let positions = POSITIONS.max(sizes.positions);
+            println!(
+                "nothing says for how many positions the model is: `max_position_embeddings` will be {positions}"
+            );
+            positions
+        });
+        return Ok(config(sizes, positions));
+    };
+    let file = folder.join("config.json");
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+    let text = std::fs::read(&file).map_err(|error| named(&error))?;
+    let mut found: Map<String, Value> =
+        serde_json::from_slice(&text).map_err(|error| named(&error))?;
+    for key in ["torch_dtype", "dtype"] {
+        found.remove(key);
+    }
+    let has_scaling = found.contains_key("rope_parameters");
+    let mut said = config(sizes, sizes.positions);
+    // As they are computed with here, whatever they were.
+    let keys = ["dtype", "rms_norm_eps", "rope_theta", "tie_word_embeddings"];
+    for key in keys {
+        let is_said = found.contains_key(key) || key == "rope_theta" && has_scaling;
+        if let Some(value) = said.remove(key).filter(|_| !is_said) {
+            found.insert(key.into(), value);
+        }
+    }
+    Ok(found)
+}
+
+/// What says of a network of these sizes all that its readers need.
+fn config(sizes: &Sizes, positions: usize) -> Map<String, Value> {
     let scaling = sizes.rope_scaling.map(|scaling| {
         json!({
             "rope_type": "llama3",
@@ -169,13 +195,14 @@ fn config(sizes: &Sizes) -> Map<String, Value> {
         "num_key_value_heads": sizes.kv_heads,
         "head_dim": sizes.width / sizes.heads,
         "vocab_size": sizes.vocabulary,
-        "max_position_embeddings": sizes.positions,
+        "max_position_embeddings": positions,
         "rms_norm_eps": sizes.norm_epsilon,
         "rope_theta": sizes.rope_theta,
         "rope_scaling": scaling,
         "attention_bias": false,
         "mlp_bias": false,
         "tie_word_embeddings": !sizes.own_head,
+        "dtype": "float32",
     });
     match config {
         Value::Object(config) => config,

@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use burn_lean::oneshot::{Compressed, OneShot, Report};
+use burn_lean::oneshot::{Compressed, OneShot, Preset, Report};
 
-use super::checkpoint::Windows;
+use super::checkpoint::Checkpoint;
 use super::cli::Cli;
 use super::evaluate::{batches, likelihoods, perplexity_of};
 use super::llama::{Llama, LoneBlock};
 use super::pretrained::Pretrained;
 use super::rows::{Measured, Row, Rows};
 use super::support::PeakMemory;
-use super::{one_shot, opened, with_codes};
+use super::{Text, calibration_batch, one_shot, with_codes};
 
 /// What arrives at a block for each batch of windows.
 type Arriving = Vec<Tensor<3>>;
@@ -24,8 +24,10 @@ type Arriving = Vec<Tensor<3>>;
 pub(crate) fn run(
     cli: &Cli,
     folder: &Path,
-    checkpoint: &Path,
-    tokens: &Path,
+    checkpoint: &Checkpoint,
+    text: &Text,
+    (name, preset): (String, Preset),
+    mut pretrained: Option<Pretrained>,
     device: &Device,
 ) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -33,19 +35,10 @@ pub(crate) fn run(
         let why = "is the state folder of a run: name another one for the compressed blocks";
         return Err(format!("{} {why}", folder.display()).into());
     }
-    let presets = cli.presets()?;
-    let (name, preset) = &presets[0];
-    let mut pretrained = (cli.pretrained.as_deref())
-        .map(|to| Pretrained::create(to, cli.state.is_some()))
-        .transpose()?;
-    let calibration = Windows::load(tokens, "calibration")?;
-    let calibration = calibration.first(cli.windows.unwrap_or(usize::MAX));
-    let eval = Windows::load(tokens, "eval")?;
+    // Without the head, which is in no block.
+    let preset = preset.with_skip(Vec::new());
+    let Text { calibration, eval } = text;
     let windows = calibration.count();
-    let positions = calibration.length.max(eval.length);
-    let checkpoint = opened(cli, checkpoint, positions)?;
-    calibration.check("calibration", checkpoint.sizes.vocabulary)?;
-    eval.check("eval", checkpoint.sizes.vocabulary)?;
     let layers = checkpoint.sizes.layers;
 
     let whole = PeakMemory::start();
@@ -55,11 +48,12 @@ pub(crate) fn run(
         let inputs = batches.iter().map(|(inputs, _)| inputs.clone());
         inputs.map(|tokens| ends.embed(tokens)).collect()
     };
-    let eval = batches(&eval, eval.count(), cli.batch, device);
+    let eval = batches(eval, eval.count(), cli.batch, device);
     // Behind the blocks so far, the original ones and the compressed ones.
     let original = RefCell::new(embedded(&eval));
     let compressed = RefCell::new(embedded(&eval));
-    let inputs = embedded(&batches(&calibration, windows, cli.batch, device));
+    let size = calibration_batch(cli, windows);
+    let inputs = embedded(&batches(calibration, windows, size, device));
 
     let memory = RefCell::new(PeakMemory::start());
     let blocks = (0..layers).map(|number| -> Result<_, Box<dyn Error>> {
@@ -80,7 +74,7 @@ pub(crate) fn run(
         };
         through(&in_use, &mut compressed.borrow_mut());
         if let Some(folder) = &mut pretrained {
-            folder.add(&with_codes(&done, preset, in_use)?, Some(number))?;
+            folder.add(&with_codes(&done, &preset, in_use)?, Some(number))?;
         }
         let weights: usize = done.report.layers.iter().map(|layer| layer.weights).sum();
         bytes += 4 * (done.model.num_params() - weights) + done.report.bytes();
@@ -109,7 +103,7 @@ pub(crate) fn run(
     around.save(folder.join("ends.safetensors"))?;
     if let Some(mut folder) = pretrained {
         folder.add(&ends, None)?;
-        folder.finish(cli.checkpoint.as_deref(), &checkpoint.sizes)?;
+        folder.finish()?;
     }
     let perplexity = |arriving: RefCell<Arriving>| perplexity(&ends, arriving.into_inner(), &eval);
     let not_generated = |perplexity: f64| Measured {
@@ -126,7 +120,7 @@ pub(crate) fn run(
         seconds,
         peak,
     };
-    rows.push(name, preset, &row);
+    rows.push(&name, &preset, &row);
     Ok(rows.publish(cli.json.as_deref())?)
 }
 

@@ -36,11 +36,13 @@ impl<T: Copy + Default> Depthwise<T> {
         self.panels.len() * WIDTH * size_of::<T>()
     }
 
-    /// All pixels; `columns` are those of the epilogue.
+    /// All pixels, of which each is a row for the epilogue; whether the sums are of codes.
+    #[allow(clippy::too_many_arguments)]
     fn pixels<X, C, A, F>(
         &self,
         windows: &Windows<'_, X>,
-        columns: usize,
+        epilogue: &Epilogue,
+        are_codes: bool,
         output: &mut [f32],
         zero: C,
         add: A,
@@ -50,15 +52,19 @@ impl<T: Copy + Default> Depthwise<T> {
         X: Copy + Sync,
         C: Copy + Sync,
         A: Fn(C, X, T) -> C + Copy + Sync,
-        F: Fn(usize, &[C; WIDTH]) -> [f32; WIDTH] + Copy + Sync,
+        F: Fn(usize, usize, &[C; WIDTH]) -> [f32; WIDTH] + Copy + Sync,
     {
         let channels = windows.shape[2];
         let [down, across] = windows.geometry.kernel;
         assert_eq!(channels, self.channels, "the images have other channels");
         assert_eq!(down * across, self.taps, "the windows have other taps");
-        assert_eq!(channels, columns, "the epilogue is of other channels");
-        let size = windows.batch * windows.output[0] * windows.output[1] * channels;
-        assert_eq!(output.len(), size, "the output has another size");
+        let pixels = windows.batch * windows.output[0] * windows.output[1];
+        epilogue.check([pixels, channels], are_codes);
+        assert_eq!(
+            output.len(),
+            pixels * channels,
+            "the output has another size"
+        );
         in_shares(output, channels, |first, output| {
             dispatch_narrow(Convolve {
                 kernel: self,
@@ -74,32 +80,30 @@ impl<T: Copy + Default> Depthwise<T> {
 }
 
 impl Depthwise<i8> {
-    /// Sums of codes, exactly: `output` is `[batch, height, width, channels]`.
+    /// Sums of codes, exactly: `output` is `[batch, height, width, channels]`, the rows of the epilogue are its pixels.
     ///
     /// # Panics
     ///
     /// Where windows, epilogue or output have other sizes.
     pub fn convolve(&self, windows: &Windows<'_, i16>, epilogue: &Epilogue, output: &mut [f32]) {
-        let finish = |panel: usize, sums: &[i32; WIDTH]| epilogue.of_codes(0, panel, sums);
+        let finish =
+            |pixel: usize, panel: usize, sums: &[i32; WIDTH]| epilogue.of_codes(pixel, panel, sums);
         let add = |sum: i32, x: i16, weight: i8| sum + i32::from(x) * i32::from(weight);
-        self.pixels(windows, epilogue.columns(), output, 0_i32, add, finish);
+        self.pixels(windows, epilogue, true, output, 0_i32, add, finish);
     }
 }
 
 impl Depthwise<f32> {
-    /// Sums of floats: `output` is `[batch, height, width, channels]`.
+    /// Sums of floats: `output` is `[batch, height, width, channels]`, the rows of the epilogue are its pixels.
     ///
     /// # Panics
     ///
-    /// Where windows, epilogue or output have other sizes.
+    /// Where windows, epilogue or output have other sizes, and for an epilogue with a bias of codes.
     pub fn convolve(&self, windows: &Windows<'_, f32>, epilogue: &Epilogue, output: &mut [f32]) {
-        let finish = |panel: usize, sums: &[f32; WIDTH]| {
-            let mut values = *sums;
-            epilogue.of_floats(panel, &mut values);
-            values
-        };
+        let finish =
+            |pixel: usize, panel: usize, sums: &[f32; WIDTH]| epilogue.of_rows(pixel, panel, *sums);
         let add = |sum: f32, x: f32, weight: f32| sum + x * weight;
-        self.pixels(windows, epilogue.columns(), output, 0.0_f32, add, finish);
+        self.pixels(windows, epilogue, false, output, 0.0_f32, add, finish);
     }
 }
 
@@ -120,7 +124,7 @@ where
     X: Copy,
     C: Copy,
     A: Fn(C, X, T) -> C,
-    F: Fn(usize, &[C; WIDTH]) -> [f32; WIDTH],
+    F: Fn(usize, usize, &[C; WIDTH]) -> [f32; WIDTH],
 {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
@@ -152,7 +156,7 @@ where
                         *sum = (self.add)(*sum, *x, *weight);
                     }
                 }
-                let values = (self.finish)(panel, &sums);
+                let values = (self.finish)(pixel, panel, &sums);
                 output[first..first + count].copy_from_slice(&values[..count]);
             }
         }

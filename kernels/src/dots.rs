@@ -71,7 +71,7 @@ impl Dots {
         place: Place,
     ) {
         let (rows, terms, columns) = (left.count(), left.terms(), self.packed.cols());
-        place.check([rows, columns], epilogue, output);
+        place.check([rows, columns], epilogue, true, output);
         let piece = (GATHERED / terms.max(1)).clamp(ROWS, rows.max(ROWS));
         let (mut bytes, mut sums) = (Vec::new(), Vec::new());
         let executor = Executor::default();

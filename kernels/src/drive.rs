@@ -26,11 +26,15 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Epilogue and output are of a product of so many rows and columns.
-    pub(crate) fn check(self, [rows, columns]: [usize; 2], epilogue: &Epilogue, output: &[f32]) {
-        let found = epilogue.columns();
-        assert_eq!(found, columns, "the epilogue is of other columns");
-        assert!(epilogue.is_of_rows(rows), "the epilogue is of other rows");
+    /// Epilogue and output are of a product of so many rows and columns, whose sums are of codes or not.
+    pub(crate) fn check(
+        self,
+        [rows, columns]: [usize; 2],
+        epilogue: &Epilogue,
+        are_codes: bool,
+        output: &[f32],
+    ) {
+        epilogue.check([rows, columns], are_codes);
         let size = rows * self.stride;
         assert_eq!(output.len(), size, "the output has another size");
     }
@@ -38,11 +42,15 @@ impl Place {
 
 /// Sums of a row and a panel.
 pub(crate) trait Sums: Copy + Default {
+    /// Whether they are sums of codes that no scale has been multiplied with.
+    const ARE_CODES: bool;
     /// What is stored of them.
     fn finish(self, row: usize, panel: usize, epilogue: &Epilogue) -> [f32; WIDTH];
 }
 
 impl Sums for [f32; WIDTH] {
+    const ARE_CODES: bool = false;
+
     #[inline(always)]
     fn finish(self, row: usize, panel: usize, epilogue: &Epilogue) -> [f32; WIDTH] {
         epilogue.of_rows(row, panel, self)
@@ -50,6 +58,8 @@ impl Sums for [f32; WIDTH] {
 }
 
 impl Sums for [i32; WIDTH] {
+    const ARE_CODES: bool = true;
+
     #[inline(always)]
     fn finish(self, row: usize, panel: usize, epilogue: &Epilogue) -> [f32; WIDTH] {
         epilogue.of_codes(row, panel, &self)
@@ -101,7 +111,7 @@ pub(crate) fn multiply<T: Copy + Default + Send + Sync, R: Right<T>>(
     place: Place,
 ) {
     let (rows, columns) = (left.count(), right.columns());
-    place.check([rows, columns], epilogue, output);
+    place.check([rows, columns], epilogue, R::Sums::ARE_CODES, output);
     if rows == 0 || columns == 0 {
         return;
     }

@@ -75,11 +75,17 @@ fn exp(x: f32) -> f32 {
     value * scale
 }
 
-/// 1 / (1 + e⁻ˣ).
+/// 1 / (1 + e⁻ˣ): of −∞ 0, and eˣ down to the smallest number.
 pub fn sigmoid(values: &mut [f32]) {
     dispatch_narrow(Each {
         values,
-        change: |x: f32| 1.0 / (1.0 + exp(-x)),
+        change: |x: f32| {
+            // e⁻|x|, which is below what `exp` gives, as a square.
+            let root = exp(-0.5 * x.abs());
+            let power = root * root;
+            let above = if x < 0.0 { power } else { 1.0 };
+            above / (1.0 + power)
+        },
     });
 }
 

@@ -53,7 +53,7 @@ impl Epilogue {
         }
     }
 
-    /// With integers added to sums of codes, before anything else.
+    /// With integers added to sums of codes, before anything else. Products of other sums refuse it.
     ///
     /// # Panics
     ///
@@ -103,15 +103,16 @@ impl Epilogue {
         4 * (self.columns * parts.filter(|is_there| *is_there).count() + of_rows)
     }
 
-    pub(crate) fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// Whether it fits so many rows.
-    pub(crate) fn is_of_rows(&self, count: usize) -> bool {
-        self.row_scale
-            .as_ref()
-            .is_none_or(|scales| scales.len() == count)
+    /// It is for so many rows and columns; a bias of codes, for sums of codes.
+    pub(crate) fn check(&self, [rows, columns]: [usize; 2], are_codes: bool) {
+        assert_eq!(self.columns, columns, "the epilogue is of other columns");
+        let of_rows = self.row_scale.as_ref().map_or(rows, Vec::len);
+        assert_eq!(of_rows, rows, "the epilogue is of other rows");
+        let adds_codes = self.codes.is_some();
+        assert!(
+            are_codes || !adds_codes,
+            "its bias is of codes, the sums are not"
+        );
     }
 
     /// Of sums of codes of a row.
@@ -130,7 +131,7 @@ impl Epilogue {
         self.of_rows(row, panel, values)
     }
 
-    /// Of sums of codes of a row that were multiplied by scales.
+    /// Of sums of a row that are floats: also those of codes that were multiplied by scales.
     #[inline(always)]
     pub(crate) fn of_rows(
         &self,
@@ -147,7 +148,7 @@ impl Epilogue {
     }
 
     #[inline(always)]
-    pub(crate) fn of_floats(&self, panel: usize, values: &mut [f32; WIDTH]) {
+    fn of_floats(&self, panel: usize, values: &mut [f32; WIDTH]) {
         if let Some(scale) = &self.scale {
             for (value, scale) in values.iter_mut().zip(&of_panel(scale, panel)) {
                 *value *= scale;

@@ -137,7 +137,7 @@ impl FloatMatrix {
     ///
     /// # Panics
     ///
-    /// Where rows, epilogue or output have other sizes.
+    /// Where rows, epilogue or output have other sizes, and for an epilogue with a bias of codes.
     pub fn multiply(&self, left: &dyn Left<f32>, epilogue: &Epilogue, output: &mut [f32]) {
         self.multiply_into(left, epilogue, output, self.columns, 0);
     }

@@ -135,8 +135,9 @@ impl IntegerMatrix {
     ///
     /// # Panics
     ///
-    /// Where rows, epilogue or output have other sizes, and, packed
-    /// [`for_many_rows`](Self::for_many_rows), where two codes of the left side are more than 255 apart.
+    /// Where rows, epilogue or output have other sizes; packed [`in_blocks`](Self::in_blocks), for an epilogue with a
+    /// bias of codes; packed [`for_many_rows`](Self::for_many_rows), where two codes of the left side are more than
+    /// 255 apart.
     pub fn multiply(&self, left: &dyn Left<i16>, epilogue: &Epilogue, output: &mut [f32]) {
         self.multiply_into(left, epilogue, output, self.columns, 0);
     }
@@ -206,14 +207,18 @@ fn check(codes: &[i8], rows: usize, columns: usize) -> Result<(), KernelError> {
 }
 
 fn check_sums(codes: &[i8], columns: usize) -> Result<(), KernelError> {
-    for column in 0..columns {
-        let terms = codes.iter().skip(column).step_by(columns);
-        let sum = 255 * terms.map(|code| i64::from(*code).abs()).sum::<i64>();
-        if sum > LARGEST {
-            return Err(KernelError::Overflow { column, sum });
+    // Row by row, as they lie in memory.
+    let mut sums = vec![0_i64; columns];
+    for row in codes.chunks_exact(columns.max(1)) {
+        for (sum, code) in sums.iter_mut().zip(row) {
+            *sum += i64::from(code.unsigned_abs());
         }
     }
-    Ok(())
+    let mut largest = sums.into_iter().map(|sum| 255 * sum).enumerate();
+    match largest.find(|(_, sum)| *sum > LARGEST) {
+        Some((column, sum)) => Err(KernelError::Overflow { column, sum }),
+        None => Ok(()),
+    }
 }
 
 /// Panels of pairs of rows.

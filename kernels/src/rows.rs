@@ -128,7 +128,17 @@ impl<'a, T> Windows<'a, T> {
     }
 
     /// Of these channels alone: the first, and how many.
+    ///
+    /// # Panics
+    ///
+    /// Unless the images have them.
     pub fn group(mut self, first: usize, count: usize) -> Self {
+        let channels = self.shape[2];
+        let end = first.checked_add(count);
+        assert!(
+            end.is_some_and(|end| end <= channels),
+            "channels from {first} on, {count} of them, of {channels}"
+        );
         self.group = [first, count];
         self
     }

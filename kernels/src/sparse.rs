@@ -37,16 +37,28 @@ impl SparseMatrix {
     /// [`KernelError::Length`].
     pub fn new(values: &[f32], rows: usize, columns: usize) -> Result<Self, KernelError> {
         expect("weights", rows * columns, values.len())?;
-        let (mut starts, mut found, mut kept) = (vec![0], Vec::new(), Vec::new());
-        for column in 0..columns {
-            for row in 0..rows {
-                let value = values[row * columns + column];
-                if value != 0.0 {
-                    found.push(row as u32);
-                    kept.push(value);
+        // Row by row, as they lie in memory: first how many each column has, then where they go.
+        let mut starts = vec![0_u32; columns + 1];
+        for line in values.chunks_exact(columns.max(1)) {
+            for (count, value) in starts[1..].iter_mut().zip(line) {
+                *count += u32::from(*value != 0.0);
+            }
+        }
+        let mut end = 0;
+        for start in &mut starts {
+            end += *start;
+            *start = end;
+        }
+        let mut next = starts.clone();
+        let (mut found, mut kept) = (vec![0_u32; end as usize], vec![0.0; end as usize]);
+        for (row, line) in values.chunks_exact(columns.max(1)).enumerate() {
+            for (next, value) in next.iter_mut().zip(line) {
+                if *value != 0.0 {
+                    found[*next as usize] = row as u32;
+                    kept[*next as usize] = *value;
+                    *next += 1;
                 }
             }
-            starts.push(kept.len() as u32);
         }
         let indices = match rows <= 1 << 16 {
             true => Indices::Short(found.into_iter().map(|row| row as u16).collect()),
@@ -85,11 +97,11 @@ impl SparseMatrix {
     ///
     /// # Panics
     ///
-    /// Where rows, epilogue or output have other sizes.
+    /// Where rows, epilogue or output have other sizes, and for an epilogue with a bias of codes.
     pub fn multiply(&self, left: &[f32], epilogue: &Epilogue, output: &mut [f32]) {
-        assert_eq!(epilogue.columns(), self.columns, "other columns");
         assert!(left.len().is_multiple_of(self.rows.max(1)), "no whole rows");
         let rows = left.len() / self.rows.max(1);
+        epilogue.check([rows, self.columns], false);
         assert_eq!(
             output.len(),
             rows * self.columns,
@@ -104,11 +116,11 @@ impl SparseMatrix {
             let output = &mut output[first * self.columns..(first + count) * self.columns];
             self.lanes(left, count, output);
         }
-        for line in output.chunks_exact_mut(self.columns) {
+        for (row, line) in output.chunks_exact_mut(self.columns).enumerate() {
             for (panel, values) in line.chunks_mut(crate::layout::WIDTH).enumerate() {
                 let mut all = [0.0; crate::layout::WIDTH];
                 all[..values.len()].copy_from_slice(values);
-                epilogue.of_floats(panel, &mut all);
+                let all = epilogue.of_rows(row, panel, all);
                 let width = values.len();
                 values.copy_from_slice(&all[..width]);
             }

@@ -337,6 +337,13 @@ fn the_largest_sums_are_exact_and_larger_ones_are_refused() {
         IntegerMatrix::new(&vec![-128; terms + 1], terms + 1, 1, 8).unwrap_err(),
         KernelError::Overflow { column: 0, sum }
     );
+    let ones_beside: Vec<i8> = (0..2 * (terms + 1))
+        .map(|at| if at % 2 == 0 { 1 } else { -128 })
+        .collect();
+    assert_eq!(
+        IntegerMatrix::new(&ones_beside, terms + 1, 2, 8).unwrap_err(),
+        KernelError::Overflow { column: 1, sum }
+    );
 }
 
 #[test]

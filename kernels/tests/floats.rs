@@ -387,7 +387,7 @@ fn a_depthwise_convolution_into_a_smaller_output_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "the epilogue is of other channels")]
+#[should_panic(expected = "the epilogue is of other columns")]
 fn a_depthwise_convolution_with_fewer_biases_is_refused() {
     depthwise(4, 10);
 }
@@ -435,6 +435,18 @@ fn activations_are_those_of_the_standard_library() {
         assert!((f64::from(t[i]) - exact).abs() < 3e-7, "tanh {x}: {}", t[i]);
         assert_eq!(c[i], x.clamp(0.0, 6.0));
     }
+    // Down to the smallest number, and 0 at the end.
+    let mut ends = [-87.5, -95.0, -100.0, -103.0];
+    let exact = ends.map(|x: f32| f64::from(x).exp());
+    sigmoid(&mut ends);
+    for (found, exact) in ends.into_iter().zip(exact) {
+        let off = (f64::from(found) - exact).abs();
+        assert!(off <= exact * 2e-6 + 2e-45, "{found:e} for {exact:e}");
+    }
+    let mut ends = [f32::NEG_INFINITY, f32::MIN, f32::INFINITY, f32::NAN];
+    sigmoid(&mut ends);
+    assert_eq!(ends[..3], [0.0, 0.0, 1.0]);
+    assert!(ends[3].is_nan());
     let mut nan = [f32::NAN];
     clamp(&mut nan, 0.0, 6.0);
     assert!(nan[0].is_nan());

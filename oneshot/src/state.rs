@@ -364,13 +364,13 @@ impl Raw {
     }
 
     pub(crate) fn shaped(values: &[f32], shape: Vec<usize>) -> Self {
+        // A collected iterator of bytes would take up to twice the memory.
+        let mut data = Vec::with_capacity(size_of_val(values));
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
         Self {
             dtype: Dtype::F32,
             shape,
-            data: values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect(),
+            data,
         }
     }
 }

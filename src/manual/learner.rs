@@ -6,9 +6,11 @@
 //! | a step of one's own | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
 //! | after each step | the quantizers of the model move on by themselves; `with_after_step`: masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), &GradScalerConfig::for_dtype(FloatDType::F32))` |
 //! | several devices | quantizers of activations observe, and begin to learn, in replicas, which are dropped: calibrate before; a warning says where that was not done. Learned scales of weights (`Learned::Lsq`) begin by `with_after_step(advance)`: without it they never do, and nothing says so |
-//! | tied weights | stay one parameter in `Amp` and `AfterStep`; freeze a copy that is to stay as it is |
+//! | tied weights | stay one parameter in `Amp` and `AfterStep`; freeze a copy that is to stay as it is, a teacher with the identities of its student say (`student.valid().no_grad()`): without it, a part of a model for evaluation trains after `train()`, and `reparam::Training` gives back what was |
 //! | the loss scale | is in Burn's own checkpoints, and a metric: `LossScaleMetric`, `SkippedStepsMetric` |
 //! | errors | stop the training through `Monitor::interrupter`, and are in `Monitor::error` |
+//! | another training of the same `Amp` | `Monitor::reset` before it, or the error or stop of the last one ends it after a batch |
+//! | gradient checkpointing | the model is made on `device.autodiff().gradient_checkpointing()`; `SupervisedTraining::gradient_checkpointing` panics in Burn 0.22.1, whose forks leave parameters without it. `Module::train` takes it off, `reparam::Training` gives it back |
 //! | a restart on shuffled data | `ResumedDataLoader` takes up the order where it was |
 //!
 //! A step of one's own is that of a plain loop without its last two lines:
@@ -97,7 +99,8 @@
 //! # Gradual pruning
 //!
 //! A stage is one training of so many epochs, with a new optimizer and the same cosine, here in mixed precision.
-//! What goes wrong stops the pruning with the model:
+//! What goes wrong stops the pruning with the model, and so does a stop in the dashboard: Burn hands back the model
+//! of a training that broke off as that of one that ended.
 //!
 #![cfg_attr(feature = "train", doc = "```no_run")]
 #![cfg_attr(not(feature = "train"), doc = "```text")]
@@ -113,7 +116,7 @@
 //! use burn_lean::amp::{Amp, AmpError, AmpInferenceStep, AmpTrainStep};
 //! use burn_lean::prelude::*;
 //! use burn_lean::prune::{PruneError, run::StageTraining};
-//! use burn_lean::reparam::Rejected;
+//! use burn_lean::reparam::{Rejected, Training};
 //!
 //! /// What `GradualConfig::prune_by_stage` and `GradualPruner::prune_by_stage` call after each stage.
 //! fn train_stage<M, B>(
@@ -130,21 +133,28 @@
 //!     let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
 //!     let amp = Amp::from_prepared(model, Autocast::new(FloatDType::F16), &scaler)
 //!         .map_err(|rejected| rejected.map_error(failed))?;
-//!     let steps = training.epochs * train.num_items() / 32; // of a loader with batches of 32
+//!     let steps = training.epochs * train.num_items().div_ceil(32); // of a loader with batches of 32
 //!     let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
 //!         .with_min_lr(training.learning_rate(1.0));
 //!     let (monitor, schedule) = match amp.lr_scheduler(cosine) {
 //!         Ok(schedule) => (amp.monitor(), schedule),
 //!         Err(error) => return Err(PruneError::training(amp.into_model(), error)),
 //!     };
+//!     let trains = Training::of(amp.model());
 //!     let result = SupervisedTraining::new(folder, train, valid)
 //!         .num_epochs(training.epochs)
 //!         .with_interrupter(monitor.interrupter())
 //!         .launch(Learner::new(amp, SgdConfig::new().init(), schedule));
-//!     let model = result.model.into_model().train(); // it comes back as it is deployed
-//!     match monitor.error() {
-//!         None => Ok(model),
-//!         Some(error) => Err(PruneError::training(model, error)),
+//!     // It comes back as it is deployed; `train` would set a teacher to training, too.
+//!     let model = trains.restore(result.model.into_model());
+//!     match (monitor.error(), result.error, result.interrupted) {
+//!         (None, None, None) => Ok(model),
+//!         (Some(error), ..) => Err(PruneError::training(model, error)),
+//!         (_, Some(error), _) => Err(PruneError::training(model, error)),
+//!         (.., Some(stop)) => {
+//!             let reason = stop.reason.unwrap_or_else(|| "it was stopped".into());
+//!             Err(PruneError::training(model, reason))
+//!         }
 //!     }
 //! }
 //! ```

@@ -45,8 +45,8 @@
 //! let [x, _] = batches;
 //! assert_eq!(loaded.forward(x.clone()).into_data(), done.model.forward(x).into_data());
 //!
-//! // Codes, scales and zero points as quantizers of `quant`: a folder for vLLM, with the names that the
-//! // network has there; an ONNX file and the engine of `deploy` take this model, too.
+//! // Codes, scales and zero points as quantizers of `quant`: a folder for Transformers and vLLM, with the names
+//! // that the network has there; an ONNX file and the engine of `deploy` take this model, too.
 //! let prepared = done.prepare(None)?;
 //! assert_eq!(prepared.left_float, []);
 //! let mut writer = PretrainedFolder::create(folder.path().join("vllm"))?;
@@ -65,11 +65,14 @@
 //! | `sparse-2:4`, `sparse-0.5` | zeros, chosen as best subsets |
 //! | `sparse-2:4-w4a16-g32` | zeros first, then codes of the weights that stay, which make good for each other |
 //! | `w8a8` | 8-bit weights, rounded to nearest after SmoothQuant, and 8-bit inputs: errors are reported for rounded inputs |
-//! | `w4a8-g32` | the same with 4-bit weights that are solved for rounded inputs |
+//! | `w4a8-g32` | the same with 4-bit weights, each group with a zero point, that are solved for rounded inputs: for Transformers, ONNX and the engine, not for vLLM |
 //!
 //! With the last two, [`Compressed::prepare`](crate::oneshot::Compressed::prepare) with the preset's activations
 //! makes the layers round their inputs. With zeros and a grid, zeros stay where pruning left them, unless
 //! [`exchange_zeros`](crate::oneshot::Quantize::exchange_zeros) lets them move while codes are chosen.
+//! [`PretrainedFolder`](crate::quant::deploy::PretrainedFolder#readers) has a table of which programs read which grid;
+//! [`check_layer`](crate::oneshot::Preset::check_layer) says before a model is loaded whether the calibration text is
+//! long enough for a layer.
 //!
 //! A [`Preset`](crate::oneshot::Preset) is also built field by field: AWQ, SmoothQuant, SparseGPT, Wanda,
 //! magnitude; [`as_published`](crate::oneshot::Preset::as_published) is the method of the paper alone.
@@ -80,9 +83,11 @@
 //! [`spilling_to`](crate::oneshot::OneShot::spilling_to) keeps activations in files, and
 //! [`compress_blocks`](crate::oneshot::OneShot::compress_blocks) has one block in memory at a time.
 //! [`KvCache`](crate::quant::KvCache) keeps keys and values in 8 bits; in a recorded pass it goes in with
-//! the tokens and comes back with the logits. The caches of Burn's own attention (`forward_cache`,
-//! `forward_autoregressive_inference`) are private to it: there weights alone are quantized, and keys and values
-//! stay floats.
+//! the tokens and comes back with the logits. Attentions, encoders and decoders of `burn-nn` take it with
+//! [`forward_q`](crate::quant::ForwardQ), in the place of `forward_cache` and
+//! `forward_autoregressive_inference`, whose own caches are private: there weights alone are quantized, and keys
+//! and values stay floats.
 //!
 //! The example `llama_compress` takes the folder of a Llama as it comes from Hugging Face (`config.json`, shards, the scaled rotations of
-//! Llama 3.1), or a file with the names of Hugging Face or Meta, without biases.
+//! Llama 3.1), or a file with the names of Hugging Face or Meta, without biases. A head that is a matrix of its own stays
+//! as it is there, as its readers expect it; `--head` compresses it, too.

@@ -4,13 +4,15 @@ use burn::tensor::activation::{
     gelu, hard_sigmoid, leaky_relu, log_sigmoid, log_softmax, mish, quiet_softmax, relu, sigmoid,
     silu, softmax, softmin, softplus, tanh,
 };
-use burn::tensor::module::{adaptive_avg_pool1d, interpolate};
-use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
+use burn::tensor::kind::Basic;
+use burn::tensor::module::{adaptive_avg_pool1d, conv2d, interpolate};
+use burn::tensor::ops::{ConvOptions, InterpolateMode, InterpolateOptions};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_lean::deploy::{Backend, EngineConfig, Export, Form};
 
 use crate::judge::{Nothing, operators, same};
-use crate::support::{each_device, on_each, tensor, values};
+use crate::open_axes::sequence;
+use crate::support::{each_device, numbers, on_each, tensor, values};
 
 #[test]
 fn arithmetic_of_two_tensors_and_of_numbers() {
@@ -126,6 +128,135 @@ fn reductions_and_orders() {
             let all = x.clone().greater_elem(-0.9).all_dim(2).float();
             let (max, at) = x.max_dim_with_indices(2);
             any * 2.0 + all * 4.0 + max + at.float()
+        });
+    });
+}
+
+/// 1 for rows and 4 for a tensor of which any number counts, 2 and 8 where all do.
+fn any_and_all<K: Basic + Clone>(_: &Nothing, x: Tensor<2, K>) -> Tensor<2> {
+    let whole = x.clone().any().float() * 4.0 + x.clone().all().float() * 8.0;
+    let rows = x.clone().any_dim(1).float() + x.all_dim(1).float() * 2.0;
+    rows + whole.reshape([1, 1])
+}
+
+/// Also what is no whole number, what is below 0, and NaN.
+#[test]
+fn any_and_all_count_whatever_is_not_0() {
+    let rows = [
+        [0.0, 0.5, -0.0],
+        [0.0, 0.0, -0.0],
+        [0.25, -0.5, f32::NAN],
+        [-1.0, 0.0, 0.0],
+        [1.0, -1.0, 2.0],
+    ];
+    on_each(|device| {
+        let x = Tensor::<2>::from_floats(rows, device);
+        let n = Tensor::<2, Int>::from_ints([[0, -1, 0], [2, -3, 1], [0, 0, 0]], device);
+        for backend in [Backend::Own, Backend::Rten] {
+            let config = EngineConfig::new().with_backend(Some(backend));
+            let export = Export::record(&Nothing {}, &x, any_and_all).unwrap();
+            let found = config.compile(export).unwrap().run(&x).unwrap();
+            assert_eq!(values(found), [5.0, 4.0, 7.0, 5.0, 7.0]);
+            let export = Export::record(&Nothing {}, &n, any_and_all).unwrap();
+            let found = config.compile(export).unwrap().run(&n).unwrap();
+            assert_eq!(values(found), [5.0, 7.0, 4.0]);
+        }
+    });
+}
+
+#[test]
+fn integers_in_their_order_are_integers() {
+    on_each(|device| {
+        let n = [[5, -2, 9, 0], [7, 3, -8, 1], [-4, 6, 2, 11]];
+        let n = Tensor::<2, Int>::from_ints(n, device);
+        same(&Nothing {}, n, |_, n| {
+            let (sorted, places) = n.clone().sort_with_indices(1);
+            let part = sorted.clone().slice([0..3, 1..3]).float();
+            let places = places.slice([0..3, 2..4]).float() * 100.0;
+            let most = n.topk(2, 1).reshape([2, 3]).swap_dims(0, 1).float();
+            let turned = sorted.reshape([2, 6]).slice([0..2, 0..3]).swap_dims(0, 1);
+            part + places + most * 10_000.0 + turned.float() * 1_000.0
+        });
+    });
+}
+
+#[test]
+fn what_follows_from_constants_alone_is_computed() {
+    on_each(|device| {
+        let x = tensor::<2>(4, [2, 2], device);
+        same(&Nothing {}, x, |_, x: Tensor<2>| {
+            let device = x.device();
+            let a = Tensor::<2>::from_floats([[1.0, -2.0], [0.5, 3.0]], &device);
+            let b = Tensor::<2>::from_floats([[0.25, 1.0], [-1.5, 2.0]], &device);
+            let [image, kernel] = [&a, &b].map(|side| side.clone().reshape([1, 1, 2, 2]));
+            let options = ConvOptions::new([1, 1], [1, 1], [1, 1], 1);
+            let pixels = conv2d(image, kernel, None, options).slice([0..1, 0..1, 0..2, 0..2]);
+            let products = a.clone().matmul(b.clone()) + a.clone() * b.clone() + a / b / 3.0;
+            x * products + pixels.reshape([2, 2])
+        });
+    });
+}
+
+/// A product with the inverse is rounded twice, and infinite where the inverse is.
+#[test]
+fn quotients_by_a_number_are_rounded_once() {
+    on_each(|device| {
+        for (shape, by) in [
+            ([3, 50], 3.0_f32),
+            ([3, 50], -0.7),
+            ([3, 50], 1e-40),
+            ([3, 50], 0.25),
+            ([1, 1], 3.0),
+        ] {
+            // So small that the largest quotient is finite.
+            let x = numbers(2, shape[0] * shape[1]).into_iter();
+            let x: Vec<f32> = x.map(|x| x * 1e-3).collect();
+            let expected: Vec<f32> = x.iter().map(|x| x / by).collect();
+            let x = Tensor::<2>::from_data(TensorData::new(x, shape), device);
+            for backend in [Backend::Own, Backend::Rten] {
+                let forward = move |_: &Nothing, x: Tensor<2>| x / by;
+                let export = Export::record(&Nothing {}, &x, forward).unwrap();
+                let config = EngineConfig::new().with_backend(Some(backend));
+                let found = config.compile(export).unwrap().run(&x).unwrap();
+                assert_eq!(values(found), expected, "{by} {backend}");
+            }
+        }
+    });
+}
+
+#[test]
+fn quotients_by_an_open_length_are_rounded_once() {
+    let device = Device::flex();
+    let forward = |_: &Nothing, x: Tensor<2>| {
+        let [_, length] = x.dims();
+        x / length as f32
+    };
+    let inputs = [[2, 5], [1, 7], [3, 11], [1, 1]].map(|shape| tensor::<2>(3, shape, &device));
+    for backend in [Backend::Own, Backend::Rten] {
+        let export = Export::record_open(&Nothing {}, &inputs[0], &[sequence()], forward);
+        let config = EngineConfig::new().with_backend(Some(backend));
+        let engine = config.compile(export.unwrap()).unwrap();
+        for x in &inputs {
+            let length = x.dims()[1] as f32;
+            let expected = values(x.clone()).into_iter().map(|x| x / length);
+            let found = values(engine.run(x).unwrap());
+            assert_eq!(found, expected.collect::<Vec<f32>>(), "{backend}");
+        }
+    }
+}
+
+/// rten knows it by the √2, and by other numbers around it not.
+#[test]
+fn a_gelu_by_hand_is_a_gelu() {
+    on_each(|device| {
+        let x = tensor::<2>(5, [3, 40], device) * 5.0;
+        same(&Nothing {}, x.clone(), |_, x| {
+            let erf = (x.clone() / std::f32::consts::SQRT_2).erf();
+            x * (erf + 1.0) * 0.5
+        });
+        same(&Nothing {}, x, |_, x| {
+            let erf = (x.clone() / std::f32::consts::SQRT_2).erf();
+            x * (erf + 1.5) * 0.5
         });
     });
 }

@@ -17,10 +17,11 @@ use burn::nn::{
     PaddingConfig2d, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig, SwiGluConfig,
 };
 use burn::tensor::activation::{hard_sigmoid, hard_swish, leaky_relu, relu};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_lean::deploy::{Backend, EngineConfig, Export};
 
-use crate::judge::{operators, same};
-use crate::support::{each_device, on_each, tensor, with_numbers};
+use crate::judge::{Nothing, close, operators, same};
+use crate::support::{each_device, numbers, on_each, tensor, with_numbers};
 
 #[derive(Module, Debug)]
 struct Mlp {
@@ -207,6 +208,57 @@ fn pooling() {
         same(&nothing, x, |_, x| {
             AdaptiveAvgPool2dConfig::new([4, 2]).init().forward(x)
         });
+    });
+}
+
+/// The largest numbers of windows of 3 × 3 in steps of 2, NaN where a window has one.
+fn largest(pixels: &[f32], [rows, columns]: [usize; 2], pad: usize, step: usize) -> Vec<f32> {
+    let mut found = Vec::new();
+    for (image, row, column) in (0..6)
+        .flat_map(|image| (0..rows).map(move |row| (image, row)))
+        .flat_map(|(image, row)| (0..columns).map(move |column| (image, row, column)))
+    {
+        let mut most = f32::NEG_INFINITY;
+        for tap in 0..9 {
+            let y = (2 * row + tap / 3 * step).wrapping_sub(pad);
+            let x = (2 * column + tap % 3 * step).wrapping_sub(pad);
+            if y < 7 && x < 6 {
+                let pixel = pixels[(image * 7 + y) * 6 + x];
+                most = if pixel > most || pixel.is_nan() {
+                    pixel
+                } else {
+                    most
+                };
+            }
+        }
+        found.push(most);
+    }
+    found
+}
+
+/// As PyTorch has it. rten pools without dilation, and NaN away.
+#[test]
+fn windows_that_reach_beyond_the_end_keep_nan() {
+    let mut pixels = numbers(5, 2 * 3 * 7 * 6);
+    for at in [0, 40, 41, 100, 251] {
+        pixels[at] = f32::NAN;
+    }
+    on_each(|device| {
+        let x = TensorData::new(pixels.clone(), [2, 3, 7, 6]);
+        let x = Tensor::<4>::from_data(x, device);
+        for (pad, step) in [(0, 1), (1, 1), (1, 2)] {
+            let max = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
+            let max = max.with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad));
+            let max = max.with_dilation([step, step]).with_ceil_mode(true).init();
+            let forward = |_: &Nothing, x: Tensor<4>| max.forward(x);
+            let shape = forward(&Nothing {}, x.clone()).dims();
+            let expected = largest(&pixels, [shape[2], shape[3]], pad, step);
+            assert!(expected.iter().any(|x| x.is_nan()));
+            let expected = Tensor::from_data(TensorData::new(expected, shape), device);
+            let export = Export::record(&Nothing {}, &x, forward).unwrap();
+            let config = EngineConfig::new().with_backend(Some(Backend::Own));
+            close(config.compile(export).unwrap().run(&x).unwrap(), expected);
+        }
     });
 }
 

@@ -7,7 +7,7 @@ use burn::nn::{
     LstmConfig, LstmState, PaddingConfig1d, Rnn, RnnConfig,
 };
 use burn::tensor::activation::{relu, sigmoid};
-use burn::tensor::{Device, Tensor, s};
+use burn::tensor::{Device, Int, Tensor, TensorData, s};
 use burn_lean::deploy::{
     Arithmetic, Backend, DeployError, EngineConfig, Execution, Export, Form, LayerReport, OpenAxis,
 };
@@ -373,6 +373,38 @@ fn which_state_is_the_result_is_seen() {
     };
     let export = Export::record_open(&lstm, &x, &[sequence()], forward);
     assert_matches!(export, Err(DeployError::OpenAxis { .. }));
+}
+
+/// Of integers beside the sequence each step takes its part, as of a mask or of tokens.
+#[test]
+fn integers_are_read_step_by_step() {
+    on_each(|device| {
+        let cell = Cell::new(device);
+        let forward = |cell: &Cell, (x, mask): (Tensor<3>, Tensor<2, Int>)| {
+            let [batch, length, _] = x.dims();
+            let mut h = cell.first.val().expand([batch, 5]);
+            let mut all = Vec::new();
+            for step in 0..length {
+                let next = x.clone().slice(s![.., step, ..]).squeeze_dim(1);
+                let next = cell.step(next, h.clone());
+                let is_there = mask.clone().slice(s![.., step..step + 1]).float();
+                h = next * is_there.clone() + h * (is_there.neg() + 1.0);
+                all.push(h.clone());
+            }
+            Tensor::stack::<3>(all, 1)
+        };
+        let inputs = sequences(4, device).map(|x| {
+            let [batch, length, _] = x.dims();
+            let mask: Vec<i32> = (0..batch * length)
+                .map(|at| i32::from(at % 3 > 0))
+                .collect();
+            let mask = TensorData::new(mask, [batch, length]);
+            (x, Tensor::<2, Int>::from_data(mask, device))
+        });
+        let axis = OpenAxis::new("sequence", [(0, 1), (1, 1)]);
+        let exported = runs(&cell, &[axis], &inputs, forward);
+        assert!(operators(&exported).contains(&"Loop"));
+    });
 }
 
 /// Where states of all layers come in one tensor, and with a table of which each step has a row.

@@ -421,6 +421,8 @@ fn options_that_no_method_has_a_use_for_are_refused() {
         ("--sparsity 0.5 --asymmetric", "--asymmetric"),
         ("--method wanda --rounding nearest", "--rounding"),
         ("--heads 4", "--checkpoint"),
+        ("--head", "--checkpoint"),
+        ("--checkpoint m --tokens t --stream f --head", "--stream"),
         ("--rope-theta 500000", "--checkpoint"),
         ("--checkpoint m --tokens t --steps 9", "--steps"),
     ] {
@@ -485,12 +487,13 @@ fn a_folder_for_transformers_is_a_checkpoint_of_the_same_model() {
         fs::write(folder.join(name), b"cut").unwrap();
     }
     // Another program's, until it says that it is not.
-    assert!(pretrained::Pretrained::create(&folder, true).is_err());
+    let create = |goes_on| pretrained::Pretrained::create(&folder, goes_on, &sizes, None);
+    assert!(create(true).is_err());
     fs::write(folder.join("unfinished"), b"").unwrap();
-    assert!(pretrained::Pretrained::create(&folder, false).is_err());
-    let mut writer = pretrained::Pretrained::create(&folder, true).unwrap();
+    assert!(create(false).is_err());
+    let mut writer = create(true).unwrap();
     writer.add(&model, None).unwrap();
-    writer.finish(None, &sizes).unwrap();
+    writer.finish().unwrap();
     assert!(!folder.join("unfinished").exists());
     let found = checkpoint::Checkpoint::open(&folder, None, sizes.positions).unwrap();
     assert_eq!(found.sizes, sizes);

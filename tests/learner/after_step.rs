@@ -301,7 +301,7 @@ fn quantizers_of_an_unedited_model_advance_by_themselves() {
 }
 
 /// A silent training; validation does nothing.
-fn training<M>(directory: &std::path::Path, rows: Vec<Row>) -> SupervisedTraining<M>
+pub(crate) fn training<M>(directory: &std::path::Path, rows: Vec<Row>) -> SupervisedTraining<M>
 where
     M: TrainStep<Input = Batch, Output = ()>
         + InferenceStep<Input = Batch, Output = ()>

@@ -46,6 +46,33 @@ fn a_diverged_training_stops_with_the_model_before_it() {
     });
 }
 
+/// All trainings of one model have its interrupter.
+#[test]
+fn a_training_after_one_that_failed_runs_to_its_end() {
+    on_tracked(|device| {
+        let directory = tempfile::tempdir().unwrap();
+        let config = scaler().with_max_consecutive_skips(Some(2));
+        let amp = amp(&device, FloatDType::F16, &config);
+        let monitor = amp.monitor();
+        let train = |amp: Amp<Mlp>, rows| {
+            let schedule = amp.lr_scheduler(0.1).unwrap();
+            training(directory.path(), rows, 4)
+                .with_interrupter(monitor.interrupter())
+                .launch(Learner::new(amp, SgdConfig::new().init(), schedule))
+        };
+        let failed = train(amp, samples_with_infinity(16, &[0, 4, 8, 12]));
+        assert_matches!(monitor.error(), Some(AmpError::Diverged { .. }));
+        let steps = failed.model.state().unwrap().steps;
+
+        monitor.reset();
+        assert!(monitor.report().is_none() && !monitor.interrupter().should_stop());
+        let result = train(failed.model.train(), samples(16));
+        assert!(result.error.is_none(), "{:?}", result.error);
+        assert_eq!(monitor.error(), None);
+        assert_eq!(result.model.state().unwrap().steps, steps + 4);
+    });
+}
+
 #[test]
 fn a_loss_in_half_precision_is_an_error_and_no_step() {
     let device = Device::flex().autodiff();

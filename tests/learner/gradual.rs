@@ -1,22 +1,26 @@
 //! Gradual pruning whose stages are trained by the Learner, in mixed precision, from a teacher.
 
+use std::sync::Arc;
+
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::{Dataset, DatasetError};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn::train::{Learner, SupervisedTraining};
+use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_lean::prune::{
     Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, PrunerConfig,
     RidgeChoice, SolverConfig, SparsitySchedule, StageMethod, run::StageTraining,
 };
 use burn_lean::recipe::Distillation;
-use burn_lean::reparam::{Rejected, attached};
+use burn_lean::reparam::{Rejected, Training, attached};
 use burn_lean_amp::{
     Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback, GradScalerConfig,
 };
 
 use crate::devices::{Perceptron, on_tracked};
-use crate::support::{Batch, Recorder, batch, bits, loader, samples};
+use crate::support::{Batch, Recorder, Row, Rows, batch, bits, loader, samples};
 
 /// 2 × 16 + 16 × 2 = 64 weights; two logits.
 fn net(device: &Device) -> Perceptron {
@@ -65,24 +69,43 @@ fn under_the_learner(
     training: &StageTraining,
     autocast: &Autocast,
 ) -> Result<Perceptron, Rejected<Perceptron, PruneError>> {
+    let train = loader(samples(ROWS), BATCH);
+    on_batches(net, training, autocast, train, |_| ())
+}
+
+/// The stage of the manual; `before` gets what the training can be stopped by.
+fn on_batches(
+    net: Perceptron,
+    training: &StageTraining,
+    autocast: &Autocast,
+    train: Arc<dyn DataLoader<Batch>>,
+    before: impl FnOnce(&Interrupter),
+) -> Result<Perceptron, Rejected<Perceptron, PruneError>> {
     let scaler = GradScalerConfig::for_dtype(autocast.dtype());
     let amp = Amp::from_prepared(net, autocast.clone(), &scaler).unwrap();
-    let steps = training.epochs * ROWS / BATCH;
+    let steps = training.epochs * train.num_items().div_ceil(BATCH);
     let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
         .with_min_lr(training.learning_rate(1.0));
     let (monitor, schedule) = (amp.monitor(), amp.lr_scheduler(cosine).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let (train, valid) = (loader(samples(ROWS), BATCH), loader(samples(BATCH), BATCH));
+    let valid = loader(samples(BATCH), BATCH);
+    let trains = Training::of(amp.model());
+    before(&monitor.interrupter());
     let result = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)
         .renderer(Box::new(Recorder::default()))
         .with_interrupter(monitor.interrupter())
         .num_epochs(training.epochs)
         .launch(Learner::new(amp, SgdConfig::new().init(), schedule));
-    let net = result.model.into_model().train();
-    match monitor.error() {
-        Some(error) => Err(PruneError::training(net, error)),
-        None => Ok(net),
+    let net = trains.restore(result.model.into_model());
+    match (monitor.error(), result.error, result.interrupted) {
+        (None, None, None) => Ok(net),
+        (Some(error), ..) => Err(PruneError::training(net, error)),
+        (_, Some(error), _) => Err(PruneError::training(net, error)),
+        (.., Some(stop)) => {
+            let reason = stop.reason.unwrap_or_else(|| "it was stopped".into());
+            Err(PruneError::training(net, reason))
+        }
     }
 }
 
@@ -171,6 +194,61 @@ fn the_learner_and_the_plain_loop_prune_gradually_to_the_same_bits() {
             }
         }
     });
+}
+
+/// A file that is gone.
+struct Unreadable;
+
+impl Dataset<Row> for Unreadable {
+    fn get(&self, _index: usize) -> Result<Row, DatasetError> {
+        Err(DatasetError::new(std::io::Error::other("gone")))
+    }
+
+    fn len(&self) -> usize {
+        ROWS
+    }
+}
+
+/// Burn hands back the model of such a training as that of one that ended.
+#[test]
+fn a_stage_whose_training_broke_off_ends_the_pruning() {
+    let device = Device::flex().autodiff();
+    let autocast = autocast(FloatDType::F32, &device);
+    for (is_stopped, reason) in [(false, "gone"), (true, "enough")] {
+        let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 2, 1, 1);
+        gradual.method = StageMethod::Magnitude;
+        gradual.schedule = SparsitySchedule::Linear { base: 0.5 };
+        let mut stages = 0;
+        let pruned = gradual.prune_by_stage(
+            net(&device),
+            |net, x: Tensor<2>| net.forward(x),
+            |_seed| [batch(&samples(15), &device.clone().inner()).x],
+            |net, training| {
+                stages += 1;
+                match is_stopped {
+                    true => {
+                        let train = loader(samples(ROWS), BATCH);
+                        on_batches(net, training, &autocast, train, |interrupter| {
+                            interrupter.stop(Some("enough"));
+                        })
+                    }
+                    false => {
+                        let train = DataLoaderBuilder::new(Rows)
+                            .batch_size(BATCH)
+                            .build(Unreadable);
+                        on_batches(net, training, &autocast, train, |_| ())
+                    }
+                }
+            },
+        );
+        let rejected = pruned.unwrap_err();
+        assert_matches!(rejected.error(), PruneError::Training { .. });
+        assert_says!(rejected.error(), reason);
+        assert_eq!(stages, 1);
+        // What comes back trains on, with its masks.
+        assert_eq!(Masks::of(rejected.value()).unwrap().nonzeros(), 32);
+        assert!(rejected.value().first.weight.is_require_grad());
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod devices;
 
 mod after_step;
 mod checkpoint;
+mod column_layout;
 mod divergence;
 mod gradual;
 mod other_models;

@@ -4,10 +4,10 @@ use burn::module::{Module, ModuleDisplay, Param};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsAccumulator, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn::train::Learner;
+use burn::train::{InferenceStep, Learner, TrainOutput, TrainStep};
 use burn_lean_amp::{
-    Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback, GradScalerConfig,
-    LossScale, full_precision,
+    AfterStep, Amp, AmpInferenceStep, AmpTrainStep, Autocast, AutocastConfig, Fallback,
+    GradScalerConfig, LossScale, full_precision,
 };
 
 use crate::devices::{each_device, on_tracked, values};
@@ -83,6 +83,70 @@ fn a_frozen_copy_with_the_same_identities_changes_no_step() {
             report.grad_norm.unwrap()
         });
         assert_eq!(norms[0], norms[1]);
+    });
+}
+
+/// Burn's optimizers step the first place of an identity, whether it trains or not.
+#[derive(Module, Debug)]
+struct TargetFirst {
+    target: Mlp,
+    online: Mlp,
+}
+steps!(TargetFirst);
+
+impl TargetFirst {
+    fn new(device: &Device) -> Self {
+        let online = Mlp::new(device);
+        Self {
+            target: online.clone().no_grad(),
+            online,
+        }
+    }
+
+    fn loss(&self, autocast: &Autocast, batch: Batch) -> Tensor<1> {
+        self.online.train_step(autocast, batch).0
+    }
+}
+
+impl TrainStep for TargetFirst {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, batch: Batch) -> TrainOutput<()> {
+        let loss = self.loss(&Autocast::new(FloatDType::F32), batch);
+        TrainOutput::new(self, loss.backward(), ())
+    }
+}
+
+impl InferenceStep for TargetFirst {
+    type Input = Batch;
+    type Output = ();
+
+    fn step(&self, _batch: Batch) {}
+}
+
+#[test]
+fn a_frozen_copy_in_front_of_the_trained_one_stays_as_it_is() {
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let config = GradScalerConfig::new(LossScale::Static(1024.0));
+        let mut pair = learner(TargetFirst::new(&device), &config);
+        let mut alone = learner(Mlp::new(&device), &config);
+        let after_step = AfterStep::new(TargetFirst::new(&device), |pair| pair);
+        let mut plain = Learner::new(after_step, SgdConfig::new().init(), 0.1);
+        for _ in 0..3 {
+            training::step(&mut pair, &samples(4), &device);
+            training::step(&mut alone, &samples(4), &device);
+            training::step(&mut plain, &samples(4), &device);
+        }
+        let (pair, plain) = (pair.model(), plain.model());
+        let first = bits(&Mlp::new(&device));
+        assert_eq!(bits(&pair.model().online), bits(alone.model().model()));
+        assert_ne!(bits(&plain.model().online), first);
+        for pair in [pair.model(), plain.model()] {
+            assert_eq!(bits(&pair.target), first);
+            assert_eq!(pair.target.first.weight.id, pair.online.first.weight.id);
+        }
     });
 }
 

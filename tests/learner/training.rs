@@ -284,6 +284,25 @@ fn a_step_is_the_step_of_the_plain_grad_scaler() {
     });
 }
 
+/// `SupervisedTraining::gradient_checkpointing` gives it to the batches alone, and Burn refuses the mixture.
+#[test]
+fn gradient_checkpointing_of_the_models_device_is_that_of_the_training() {
+    let train = |device: Device| {
+        let directory = tempfile::tempdir().unwrap();
+        let amp = amp(&device, FloatDType::F16, &scaler());
+        let result = training(directory.path(), samples(16), 4).launch(Learner::new(
+            amp,
+            SgdConfig::new().init(),
+            0.1,
+        ));
+        assert!(result.error.is_none(), "{:?}", result.error);
+        bits(result.model.model())
+    };
+    let device = Device::flex().autodiff();
+    let checkpointing = train(device.clone().gradient_checkpointing());
+    assert_eq!(checkpointing, train(device));
+}
+
 /// What Burn's training loop does with one batch.
 pub(crate) fn step<M>(learner: &mut Learner<M>, rows: &[Row], device: &Device)
 where

@@ -5,10 +5,12 @@ use std::path::Path;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::oneshot::{OneShot, Preset};
+use burn_lean::quant::KvFormat;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::{Checkpoint, Windows};
+use crate::evaluate::{batches, even, perplexity};
 use crate::llama::{Cache, Llama};
 use crate::support::{on_each, parameters, scratch, tensor, values};
 use crate::{small_llama, tokens};
@@ -273,6 +275,28 @@ fn windows_of_tokens_are_i32() {
         tokens: vec![3, -1],
     };
     assert!(below.check("eval", 6).unwrap_err().contains("token -1"));
+}
+
+#[test]
+fn windows_are_evaluated_in_full_batches_whatever_their_number_is() {
+    let device = Device::flex();
+    let windows = Windows {
+        length: 16,
+        tokens: (0..7 * 16).map(|at| at * at % 23).collect(),
+    };
+    let sizes = |size| -> Vec<usize> {
+        let batches = batches(&windows, 7, size, &device).into_iter();
+        batches.map(|(inputs, _)| inputs.dims()[0]).collect()
+    };
+    assert_eq!(sizes(3), [3, 3, 1]);
+    assert_eq!(sizes(8), [7]);
+    let model = small_llama(&device);
+    let of = |size| perplexity(&model, &windows, size, KvFormat::Float, &device);
+    assert!((of(3) / of(7) - 1.0).abs() < 1e-5, "{} {}", of(3), of(7));
+    // What takes batches of one size gets the largest that there is.
+    for (count, most, expected) in [(7, 3, 1), (8, 3, 2), (6, 8, 6), (126, 8, 7)] {
+        assert_eq!(even(count, most), expected, "{count} {most}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Checkpoints as they come from Hugging Face: a folder with a configuration and shards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ use tempfile::TempDir;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::checkpoints::{near, write};
 use crate::llama::{Llama, RopeScaling, Sizes};
-use crate::support::{values, with_numbers};
+use crate::pretrained::Pretrained;
+use crate::support::{scratch, values, with_numbers};
 use crate::{SMALL, tokens};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -286,6 +287,11 @@ fn configurations_of_other_networks_are_refused_by_what_they_say() {
         ),
         ("rope_scaling", json!({ "factor": 2.0 }), "none"),
         (
+            "quantization_config",
+            json!({ "quant_method": "gptq", "bits": 4 }),
+            "from floats",
+        ),
+        (
             "rope_scaling",
             json!({ "rope_type": "llama3", "factor": 8.0 }),
             "llama3",
@@ -388,6 +394,105 @@ fn folders_that_are_damaged_or_reach_outside_are_refused() {
     let whole = folder.whole.path().join("model.safetensors");
     fs::copy(whole, folder.path().join("model.safetensors")).unwrap();
     cut(&folder.path().join("config.json"));
+}
+
+#[test]
+fn sequences_that_are_longer_than_those_of_the_model_are_refused() {
+    let folder = Folder::new(false);
+    folder.set("max_position_embeddings", json!(15));
+    assert_says!(
+        folder.refused(None),
+        "config.json",
+        "`max_position_embeddings` is 15",
+        "16 positions"
+    );
+    Checkpoint::open(folder.path(), None, 15).unwrap();
+    folder.set("max_position_embeddings", json!(null));
+    assert_eq!(folder.open().limit, None);
+    // What a file by itself says in its metadata counts as much.
+    let bytes = fs::read(folder.whole.path().join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let said = HashMap::from([("max_seq_len".to_string(), "15".to_string())]);
+    let (_folder, alone) = scratch("model.safetensors");
+    safetensors::serialize_to_file(file.tensors(), Some(said), &alone).unwrap();
+    let refused = Checkpoint::open(&alone, Some(4), 16).map(drop);
+    let limit = Checkpoint::open(&alone, Some(4), 15).map(|found| found.limit);
+    assert_says!(refused.unwrap_err(), "`max_seq_len` is 15");
+    assert_eq!(limit.unwrap(), Some(15));
+}
+
+/// The configuration that a checkpoint gives a folder, with the files beside it.
+fn written(checkpoint: &Checkpoint, before_the_end: impl Fn()) -> (Value, Vec<String>) {
+    let parent = tempfile::tempdir().unwrap();
+    let to = parent.path().join("written");
+    let sizes = checkpoint.sizes;
+    let mut writer = Pretrained::create(&to, false, &sizes, Some(checkpoint)).unwrap();
+    let model = checkpoint.load(&Device::flex()).unwrap();
+    before_the_end();
+    writer.add(&model, None).unwrap();
+    writer.finish().unwrap();
+    let config = fs::read(to.join("config.json")).unwrap();
+    let names = fs::read_dir(&to).unwrap();
+    let mut names: Vec<String> = names
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    (serde_json::from_slice(&config).unwrap(), names)
+}
+
+#[test]
+fn a_file_is_read_with_the_configuration_beside_it() {
+    let folder = Folder::new(false);
+    let beside = folder.whole.path().join("config.json");
+    let mut config = folder.config.clone();
+    config["rope_theta"] = json!(500000);
+    config["eos_token_id"] = json!(7);
+    fs::write(&beside, config.to_string()).unwrap();
+    let file = folder.whole.path().join("model.safetensors");
+    let checkpoint = Checkpoint::open(&file, None, 16).unwrap();
+    assert_eq!(
+        (checkpoint.sizes.heads, checkpoint.sizes.rope_theta),
+        (4, 5e5)
+    );
+    let (config, _) = written(&checkpoint, || ());
+    for (key, value) in [
+        ("rope_theta", json!(500000)),
+        ("eos_token_id", json!(7)),
+        ("max_position_embeddings", json!(16)),
+        ("dtype", json!("float32")),
+    ] {
+        assert_eq!(config[key], value, "{key}");
+    }
+    // One that is not a Llama's is not passed over.
+    fs::write(&beside, json!({ "model_type": "gemma" }).to_string()).unwrap();
+    let Err(error) = Checkpoint::open(&file, Some(4), 16) else {
+        panic!("a file of another network was taken");
+    };
+    assert_says!(error, "gemma");
+    // By itself: the longest window is no limit of the model.
+    fs::remove_file(&beside).unwrap();
+    let alone = Checkpoint::open(&file, Some(4), 16).unwrap();
+    assert_eq!(alone.sizes.rope_theta, 1e4);
+    assert_eq!(written(&alone, || ()).0["max_position_embeddings"], 2048);
+}
+
+/// The folder may be gone when the last block is done.
+#[test]
+fn what_lies_beside_the_weights_is_read_before_the_first_of_them() {
+    let folder = Folder::new(false);
+    let beside = ["config.json", "tokenizer.json"].map(|name| folder.path().join(name));
+    fs::write(&beside[1], "{}").unwrap();
+    let checkpoint = folder.open();
+    let (config, names) = written(&checkpoint, || {
+        beside
+            .iter()
+            .for_each(|file| fs::remove_file(file).unwrap());
+    });
+    assert_eq!(config["rms_norm_eps"], 1e-5);
+    assert_eq!(
+        names,
+        ["config.json", "model.safetensors", "tokenizer.json"]
+    );
 }
 
 /// The formula as it was published, branch by branch, in F64.

@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../../examples/llama_compress/check.rs"]
+mod check;
 #[path = "../../examples/llama_compress/checkpoint.rs"]
 #[allow(dead_code)]
 mod checkpoint;
@@ -15,9 +17,12 @@ mod finetune;
 #[path = "../../examples/llama_compress/llama.rs"]
 #[allow(dead_code)]
 mod llama;
+#[path = "../../examples/llama_compress/pretrained.rs"]
+mod pretrained;
 
 mod blocks;
 mod checkpoints;
+mod checks;
 mod distilled;
 mod expected;
 mod file;

@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
 use burn_lean::oneshot::{
     Activations, Grid, OneShot, OneShotError, Pattern, Preset, Prune, PruneMethod, Rounding,
-    Scaling,
+    Scaling, Target,
 };
 
 use crate::support::{tensor, values, with_numbers};
@@ -153,6 +153,37 @@ fn rounded_inputs_and_factors_need_what_fits_them() {
     assert!(with(Preset::w4a16().with_group(32), 8).validate().is_ok());
     let scaling = Some(Scaling::SmoothQuant { alpha: 1.5 });
     assert_eq!(field(Preset::w8a16().with_scaling(scaling)), "alpha");
+}
+
+#[test]
+fn whether_a_layer_can_be_compressed_is_known_by_its_sizes() {
+    let of = |name: &str, inputs, rows| {
+        let preset: Preset = name.parse().unwrap();
+        preset.check_layer("fc.weight", inputs, rows)
+    };
+    for (name, inputs, rows) in [
+        ("w4a16-g4", 8, 8),
+        // Nearest codes are no solution of anything, with factors before them neither.
+        ("w8a16", 8, 0),
+        ("w8a8", 8, 0),
+        ("sparse-2:4", 8, 8),
+    ] {
+        assert_eq!(of(name, inputs, rows), Ok(()), "{name}");
+    }
+    let expected = OneShotError::TooFewRows {
+        path: "fc.weight".into(),
+        rows: 7,
+        inputs: 8,
+    };
+    assert_eq!(of("w4a16-g4", 8, 7), Err(expected.clone()));
+    assert_eq!(of("w4a8-g4", 8, 7), Err(expected));
+    let wrong = of("sparse-2:4", 10, 100).unwrap_err();
+    assert_says!(wrong, "fc.weight", "10");
+    // Whatever the target says, with factors it is what the layer's own inputs give.
+    let nearest = Preset::w8a16().with_target(Target::Original);
+    assert!(nearest.check_layer("fc.weight", 8, 7).is_err());
+    let awq = nearest.with_scaling(Some(Scaling::Awq));
+    assert_eq!(awq.check_layer("fc.weight", 8, 7), Ok(()));
 }
 
 /// 0.29 · 100 is 28.999999999999996 in floats.

@@ -13,6 +13,7 @@ use burn::config::Config;
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_graph::{BackendKind, GraphError};
+use burn_lean_reparam::column_layout::loadable;
 use burn_lean_reparam::{
     AttachError, ChainReparameterizer, PathMapper, Rejected, Trail, attach_if_any, each_float,
     map_with_path,
@@ -342,7 +343,7 @@ impl PathMapper for KeepParts {
 }
 
 /// Keeps parameters in the dtype that they have when a record of another is loaded into them: Burn
-/// takes the dtype of the record over.
+/// takes the dtype of the record over. One that records hold transposed still loads.
 pub(crate) struct KeepDtype;
 
 impl ModuleMapper for KeepDtype {
@@ -356,6 +357,6 @@ impl ModuleMapper for KeepDtype {
         let (id, value, mapper) = param.consume();
         let loading = mapper.clone();
         let load = move |value| cast_to(loading.on_load(value), dtype);
-        Param::from_mapped_value(id, value, mapper).load_mapper(load)
+        loadable(Param::from_mapped_value(id, value, mapper).load_mapper(load))
     }
 }

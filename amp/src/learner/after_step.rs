@@ -9,7 +9,7 @@ use burn::module::{Module, ModuleDisplay};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
 
-use super::step::{as_trained, joined};
+use super::step::{as_trained, resumable, stepped};
 use crate::scaler::changed;
 
 type Function<M> = Mutex<Box<dyn FnMut(M) -> M + Send>>;
@@ -58,7 +58,8 @@ impl fmt::Debug for Hook {
 /// [`Amp::with_after_step`](crate::Amp::with_after_step) is the same in mixed precision.
 ///
 /// What is in several places of the model stays one parameter, as by
-/// [`join_copies`](burn_lean_reparam::join_copies); freeze a copy that is to stay as it is (`no_grad`).
+/// [`join_copies`](burn_lean_reparam::join_copies); freeze a copy that is to stay as it is (`no_grad`), before or
+/// behind the one that trains.
 ///
 /// The model's own steps run as they are: quantizers of activations act, and observe, where the steps call them
 /// (`forward_q`), and otherwise not at all. An unedited model is trained with all of its quantizers by
@@ -120,7 +121,7 @@ impl<M: Module + 'static> AfterStep<M> {
     /// returns.
     pub fn new(model: M, after_step: impl FnMut(M) -> M + Send + 'static) -> Self {
         Self {
-            model,
+            model: resumable(model),
             after_step: Hook::new(after_step),
         }
     }
@@ -151,7 +152,7 @@ impl<M: Module + ModuleDisplay + TrainStep + 'static> TrainStep for AfterStep<M>
         lr: ModuleLearningRate,
         grads: GradientsParams,
     ) -> Self {
-        self.model = joined(self.model.optimize(optim, lr, grads));
+        self.model = stepped(self.model, |model| model.optimize(optim, lr, grads));
         self.model = self.after_step.call(self.model);
         self
     }
@@ -162,7 +163,7 @@ impl<M: Module + ModuleDisplay + TrainStep + 'static> TrainStep for AfterStep<M>
         lr: ModuleLearningRate,
         grads: MultiGradientsParams,
     ) -> Self {
-        self.model = joined(self.model.optimize_multi(optim, lr, grads));
+        self.model = stepped(self.model, |model| model.optimize_multi(optim, lr, grads));
         self.model = self.after_step.call(self.model);
         self
     }

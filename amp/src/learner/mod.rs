@@ -34,8 +34,8 @@ pub use own_steps::{OwnSteps, StepLoss};
 pub use resumed_loader::ResumedDataLoader;
 use state::StateTensors;
 use statistics::Statistics;
-use step::joined;
 pub use step::{AmpInferenceStep, AmpTrainStep};
+use step::{resumable, stepped};
 
 /// A model that trains in mixed precision under Burn's `Learner` and `SupervisedTraining`.
 ///
@@ -52,17 +52,21 @@ pub use step::{AmpInferenceStep, AmpTrainStep};
 ///   [`LossScale::None`](crate::LossScale::None) nothing is checked, and a gradient norm that is not
 ///   finite clips nothing.
 /// - What is in several places of the model stays one parameter, as by
-///   [`join_copies`](burn_lean_reparam::join_copies). Freeze a copy that is to stay as it is (`no_grad`).
+///   [`join_copies`](burn_lean_reparam::join_copies). Freeze a copy that is to stay as it is (`no_grad`), before or
+///   behind the one that trains.
 /// - Gradient accumulation: the scale changes once per optimizer step.
 /// - Several devices: workers read the scale, the main device moves it. In distributed data
 ///   parallel training each replica has a scaler of its own, and since all get the same reduced
-///   gradients, all take the same decisions.
+///   gradients, all take the same decisions, but for one: a loss that is not finite over gradients that are
+///   (0/0 in the mean of a share without examples) is its replica's alone, which skips the step that the
+///   others take, and they differ from then on. Divide by a count of at least 1.
 /// - A checkpoint of a training with another loss scale (none, another static one, one outside of
 ///   floor and ceiling) loads: its scale serves one step, then the scale restarts with a warning.
 /// - [`with_after_step`](Self::with_after_step) is for what has to happen after each step. Clip weights
 ///   there: a mapper over the whole of it changes the loss scale, too, which the next step refuses.
 /// - An error ([`AmpError::Diverged`], a record that makes no sense) leaves the parameters as they
-///   are, and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it.
+///   are, and stops the training through [`Monitor::interrupter`]; [`Monitor::error`] keeps it. Another training
+///   of the same value begins with [`Monitor::reset`].
 ///
 /// # Example
 ///
@@ -205,7 +209,7 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
             return Err(Rejected::new(model, AttachError::NoParameters.into()));
         };
         Ok(Self {
-            model,
+            model: resumable(model),
             grad_scaler: StateTensors::new(&state, &device),
             config: scaler.clone(),
             autocast,
@@ -374,7 +378,8 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> Amp<M> {
         };
         let before_step = self.statistics.take();
         if taken {
-            self.model = joined(self.model.optimize(optim, lr, unscaled.grads));
+            let grads = unscaled.grads;
+            self.model = stepped(self.model, |model| model.optimize(optim, lr, grads));
             step_taken(&self.model);
             self.model = self.after_step.call(self.model);
         } else {

@@ -45,7 +45,7 @@ impl Monitor {
     /// The handle through which an error stops the training.
     ///
     /// Give it to `SupervisedTraining::with_interrupter`; without it, training goes on with every
-    /// failed step skipped.
+    /// failed step skipped. All trainings of the `Amp` have this one: [`reset`](Self::reset) before the next.
     pub fn interrupter(&self) -> Interrupter {
         self.interrupter.clone()
     }
@@ -61,9 +61,21 @@ impl Monitor {
         self.lock().report.clone()
     }
 
-    /// The first error of a step.
+    /// The first error of a step since the last [`reset`](Self::reset).
     pub fn error(&self) -> Option<AmpError> {
         self.lock().error.clone()
+    }
+
+    /// Forgets errors, stops and the last step: another training with the same `Amp` begins.
+    ///
+    /// What a training failed of, or that it was stopped, would end the next one after its first batch. The state
+    /// of the scaler stays. Not while one runs.
+    pub fn reset(&self) {
+        let mut shared = self.lock();
+        shared.report = None;
+        shared.error = None;
+        shared.skipped.clear();
+        self.interrupter.reset();
     }
 
     pub(crate) fn stepped(&self, scaler: &GradScaler) {

@@ -1,11 +1,14 @@
 //! The steps: what the user's model does, and what Burn's training loops call.
 
+use std::collections::{HashMap, HashSet};
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::module::{Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::tensor::{DType, Tensor};
 use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use burn_lean_graph::hooks::{frozen, sharing};
+use burn_lean_reparam::column_layout::loadable;
 use burn_lean_reparam::{has_copies, join_copies};
 
 use super::Amp;
@@ -61,6 +64,22 @@ pub trait AmpInferenceStep {
     fn inference_step(&self, autocast: &Autocast, item: Self::Input) -> Self::Output;
 }
 
+/// The model as Burn's learner loads a checkpoint into it: weights that were used (calibrated, evaluated) and that
+/// records hold transposed load as those of a new model do. What was not used stays so: it is drawn in the order
+/// of its uses.
+pub(super) fn resumable<M: Module>(model: M) -> M {
+    struct Used;
+    impl ModuleMapper for Used {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match param.is_initialized() {
+                true => loadable(param),
+                false => param,
+            }
+        }
+    }
+    model.map(&mut Used)
+}
+
 /// What a training step is to be called on, where that is not `model` itself: with one tensor in all copies of a
 /// parameter, which Burn's learner takes apart when it puts the model on a device, and with the BatchNorms frozen
 /// that a loaded schedule says are.
@@ -69,11 +88,70 @@ pub(super) fn as_trained<M: Module>(model: &M) -> Option<M> {
     frozen(joined.as_ref().unwrap_or(model)).or(joined)
 }
 
-/// The model after a step, of which Burn's optimizers give the first copy of a parameter alone.
-pub(super) fn joined<M: Module>(model: M) -> M {
+/// The model after a step, which Burn's optimizers give to the first copy of a parameter alone: all copies that
+/// train have it, and no frozen one, wherever it is.
+pub(super) fn stepped<M: Module>(model: M, step: impl FnOnce(M) -> M) -> M {
+    let mut identities = Identities::default();
+    model.visit(&mut identities);
+    let model = match identities.trained.is_disjoint(&identities.frozen) {
+        true => step(model),
+        false => {
+            let mut apart = Apart {
+                trained: identities.trained,
+                own: HashMap::new(),
+            };
+            let model = step(model.map(&mut apart));
+            model.map(&mut Back(apart.own))
+        }
+    };
     match has_copies(&model) {
         true => join_copies(model),
         false => model,
+    }
+}
+
+/// Of the parameters that train, and of those that do not.
+#[derive(Default)]
+struct Identities {
+    trained: HashSet<ParamId>,
+    frozen: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Identities {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        match param.is_require_grad() {
+            true => self.trained.insert(param.id),
+            false => self.frozen.insert(param.id),
+        };
+    }
+}
+
+/// Gives frozen copies of what trains identities that have no gradient.
+struct Apart {
+    trained: HashSet<ParamId>,
+    /// Their own, by those.
+    own: HashMap<ParamId, ParamId>,
+}
+
+impl ModuleMapper for Apart {
+    fn map_float<const D: usize>(&mut self, mut param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.trained.contains(&param.id) && !param.is_require_grad() {
+            let own = std::mem::replace(&mut param.id, ParamId::new());
+            self.own.insert(param.id, own);
+        }
+        param
+    }
+}
+
+/// Gives them back their own.
+struct Back(HashMap<ParamId, ParamId>);
+
+impl ModuleMapper for Back {
+    fn map_float<const D: usize>(&mut self, mut param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if let Some(own) = self.0.get(&param.id) {
+            param.id = *own;
+        }
+        param
     }
 }
 

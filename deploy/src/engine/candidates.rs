@@ -6,13 +6,14 @@ use burn_lean_reparam::catch_quietly;
 use rten::Value;
 
 use super::Backend;
+use super::division;
 use super::example::Example;
 use super::own::Runner;
 use super::pools::Pools;
 use super::program::Program;
 use super::report::{SparseLayer, SparseOutcome};
 use super::values::{given, results};
-use crate::{DeployError, Execution, Exported, LayerReport};
+use crate::{DeployError, Execution, Exported, LayerReport, OnnxModel};
 
 /// A way to run a model.
 #[derive(Debug)]
@@ -52,11 +53,19 @@ impl Candidate {
 
     /// Lets go of the constants before rten makes its own of them.
     pub(super) fn rten(
-        exported: Exported,
+        mut exported: Exported,
         pools: &Pools,
         note: &'static str,
     ) -> Result<Self, DeployError> {
         let resident_bytes = exported.model.constant_bytes();
+        let OnnxModel {
+            nodes,
+            initializers,
+            outputs,
+            ..
+        } = &mut exported.model;
+        let outputs: Vec<&str> = outputs.iter().map(|info| info.name.as_str()).collect();
+        division::write_out(nodes, initializers, &outputs);
         let bytes = exported.model.to_bytes()?;
         let bare = exported.without_constants();
         drop(exported);

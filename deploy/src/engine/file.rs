@@ -76,7 +76,8 @@ impl OnnxFile {
                 found: format!("{} inputs", inputs.len()),
             });
         }
-        let values = inputs.into_iter().map(of_file).collect::<Result<_, _>>();
+        let values = inputs.into_iter().map(of_file);
+        let values = values.collect::<Result<Vec<Value>, _>>();
         let values = values.map_err(|reason| DeployError::Run { reason })?;
         let results = catch_quietly(|| self.program.run(values));
         let results = results.map_err(|reason| DeployError::Run { reason })??;

@@ -2,6 +2,7 @@
 
 mod candidates;
 mod choose;
+mod division;
 mod example;
 mod file;
 mod integers;
@@ -178,7 +179,9 @@ impl EngineConfig {
     /// other way; of a model that is not quantized it is made when the first of them comes.
     ///
     /// Integers of 8, 16 and 64 bits are computed in 32, unless Burn runs the model: an input that does not fit is
-    /// [`DeployError::Run`], and what is computed may not leave them.
+    /// [`DeployError::Run`], and what is computed may not leave them. Casts to 8 and 16 bits, and arithmetic in
+    /// them, are as on Burn's `flex` device: an integer beyond has its lowest bits, a float that is cast the nearest
+    /// end; but what a scatter adds up has them in results alone.
     ///
     /// A pruned model, with its [masks](burn::module::Reparameterization) or after them, needs nothing
     /// else: each matrix of which half or more is zero (also one of 2:4) is measured with and without
@@ -295,8 +298,12 @@ impl<O: Tensors> Engine<O> {
     /// The result of the forward pass, on the device of the inputs.
     ///
     /// NaN stays NaN: of a product in integers, the row or the image that has it, and of what else is
-    /// rounded, the row; but of a NaN or an infinity a ReLU or a clamp that rten computes may make a number.
+    /// rounded, the row; but of a NaN or an infinity a ReLU or a clamp that rten computes may make a number, and its
+    /// max pooling and extremes (`max_dim`, `min_dim`) may give the largest of the other numbers.
     /// Infinities are the ends of a grid that is known, and NaN where it is that of the values at hand.
+    ///
+    /// An index below 0 (of a `select`, a `gather`, a `scatter`, an embedding) counts from the end of its axis, unless
+    /// Burn runs the model: its CPU devices refuse it.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rten::{Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value};
+use rten::{Model, ModelOptions, NodeId, RunOptions, ThreadPool, Value, ValueOrView};
 
 use crate::onnx::part;
 use crate::{DeployError, Initializer, OnnxModel, OnnxNode};
@@ -80,7 +80,11 @@ impl Program {
         self.inputs.len()
     }
 
-    pub(crate) fn run(&self, values: Vec<Value>) -> Result<Vec<Value>, DeployError> {
+    /// Its outputs for values, which are its own or lent.
+    pub(crate) fn run<'a>(
+        &self,
+        values: Vec<impl Into<ValueOrView<'a>>>,
+    ) -> Result<Vec<Value>, DeployError> {
         let inputs = self.inputs.iter().copied();
         let inputs = inputs
             .zip(values)

@@ -79,11 +79,13 @@ pub(crate) fn to_value(data: TensorData) -> Result<Value, String> {
     } else if dtype.is_float() {
         Err(format!("the engine computes in F32, not in {dtype:?}"))
     } else {
-        let values = data.iter::<i64>().map(i32::try_from);
-        let values = values.collect::<Result<_, _>>();
-        shaped::<i32>(
+        let values: Option<Vec<i32>> = match dtype {
+            DType::U64 => data.iter::<u64>().map(|x| i32::try_from(x).ok()).collect(),
+            _ => data.iter::<i64>().map(|x| i32::try_from(x).ok()).collect(),
+        };
+        shaped(
             shape,
-            values.map_err(|_| "an integer of the input does not fit I32")?,
+            values.ok_or("an integer of the input does not fit I32")?,
         )
     }
 }
@@ -125,19 +127,14 @@ pub(crate) fn results(
         .map(|(value, info)| {
             let tensor = match value {
                 Value::FloatTensor(x) => Dispatch::float_from_data(data_of(x), device),
-                Value::Int32Tensor(x) => {
-                    let data = data_of(x);
-                    match info.element {
-                        ElementType::Bool => {
-                            let store = get_device_settings::<Dispatch>(device).bool_dtype;
-                            let data = data.convert_dtype(store.into());
-                            Dispatch::bool_from_data(data, device)
-                        }
-                        other => {
-                            Dispatch::int_from_data(data.convert_dtype(int_dtype(other)), device)
-                        }
+                Value::Int32Tensor(x) => match info.element {
+                    ElementType::Bool => {
+                        let store = get_device_settings::<Dispatch>(device).bool_dtype;
+                        let data = data_of(x).convert_dtype(store.into());
+                        Dispatch::bool_from_data(data, device)
                     }
-                }
+                    other => Dispatch::int_from_data(integers(x, other), device),
+                },
                 other => {
                     return Err(DeployError::Run {
                         reason: format!("`{}` came as {:?}", info.name, other.dtype()),
@@ -149,17 +146,24 @@ pub(crate) fn results(
         .collect()
 }
 
-fn int_dtype(element: ElementType) -> DType {
+/// Integers of a dtype; what it does not hold has its lowest bits, as Burn's casts and sums have.
+fn integers(x: Tensor<i32>, element: ElementType) -> TensorData {
     match element {
-        ElementType::I64 => DType::I64,
-        ElementType::I16 => DType::I16,
-        ElementType::I8 => DType::I8,
-        ElementType::U64 => DType::U64,
-        ElementType::U32 => DType::U32,
-        ElementType::U16 => DType::U16,
-        ElementType::U8 => DType::U8,
-        _ => DType::I32,
+        ElementType::I64 => each(x, i64::from),
+        ElementType::I16 => each(x, |x| x as i16),
+        ElementType::I8 => each(x, |x| x as i8),
+        ElementType::U64 => each(x, |x| x as u64),
+        ElementType::U32 => each(x, |x| x as u32),
+        ElementType::U16 => each(x, |x| x as u16),
+        ElementType::U8 => each(x, |x| x as u8),
+        _ => data_of(x),
     }
+}
+
+fn each<T: Element>(x: Tensor<i32>, to: impl Fn(i32) -> T) -> TensorData {
+    let shape = x.shape().to_vec();
+    let values: Vec<T> = x.into_data().into_iter().map(to).collect();
+    TensorData::new(values, shape)
 }
 
 fn data_of<T: Element>(x: Tensor<T>) -> TensorData {

@@ -89,6 +89,9 @@ impl Limits {
 
 /// A recorded model, ready to be written as ONNX in several forms.
 ///
+/// An index below 0 (of a `select`, a `gather`, a `scatter`, an embedding) counts from the end of its axis in a file;
+/// Burn does not say what it means, and its CPU devices refuse it.
+///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
@@ -363,7 +366,7 @@ impl<O: Tensors> Export<O> {
         for node in graph.nodes() {
             writer.lower(node)?;
         }
-        let mut exported = writer.finish(graph.outputs())?;
+        let mut exported = writer.finish(graph.outputs(), &self.inputs)?;
         if let Some(rolled) = &self.rolled {
             for layer in &mut exported.layers {
                 layer.node = rolled.origins[layer.node].unwrap_or(layer.node);

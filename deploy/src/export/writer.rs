@@ -4,9 +4,9 @@ mod steps;
 
 use std::collections::{HashMap, HashSet};
 
-use burn::backend::ir::{ScalarIr, TensorId, TensorIr};
-use burn::tensor::DType;
-use burn_lean_graph::{Graph, Node};
+use burn::backend::ir::{ScalarIr, TensorId, TensorIr, TensorStatus};
+use burn::tensor::{DType, Shape};
+use burn_lean_graph::Graph;
 
 use steps::Around;
 
@@ -44,6 +44,9 @@ pub(crate) struct Writer<'a> {
     once: HashMap<String, String>,
     /// What surrounds the loop whose step is being written.
     around: Option<Around>,
+    /// Paths of parameters, and the nodes that make other tensors.
+    paths: HashMap<TensorId, &'a str>,
+    makers: HashMap<TensorId, usize>,
 }
 
 impl<'a> Writer<'a> {
@@ -54,6 +57,16 @@ impl<'a> Writer<'a> {
         weights: &'a Weights,
         form: Form,
     ) -> Self {
+        // Of several the first.
+        let (mut paths, mut makers) = (HashMap::new(), HashMap::new());
+        for parameter in graph.parameters() {
+            paths.entry(parameter.tensor).or_insert(&*parameter.path);
+        }
+        for node in graph.nodes() {
+            for out in node.operation().outputs() {
+                makers.entry(out.id).or_insert(node.index());
+            }
+        }
         Self {
             graph,
             quantization,
@@ -72,6 +85,8 @@ impl<'a> Writer<'a> {
             of: HashMap::new(),
             once: HashMap::new(),
             around: None,
+            paths,
+            makers,
         }
     }
 
@@ -137,18 +152,17 @@ impl<'a> Writer<'a> {
 
     /// The path of a parameter; for what is computed from parameters, of the first of them.
     pub(crate) fn constant_name(&self, id: TensorId) -> String {
-        let mut parameters = self.graph.parameters().iter();
-        if let Some(parameter) = parameters.find(|parameter| parameter.tensor == id) {
-            return parameter.path.clone();
+        if let Some(path) = self.paths.get(&id) {
+            return (*path).to_string();
         }
-        let makes = |node: &Node<'_>| node.operation().outputs().any(|out| out.id == id);
-        match self.graph.nodes().find(makes) {
-            None => "constant".into(),
-            Some(node) => match node.parameters().next() {
-                Some(parameter) if node.is_view() => parameter.path.clone(),
-                Some(parameter) => format!("{}.{}", parameter.path, node.name()),
-                None => format!("constant.{}", node.name()),
-            },
+        let Some(maker) = self.makers.get(&id) else {
+            return "constant".into();
+        };
+        let node = self.graph.node(*maker);
+        match node.parameters().next() {
+            Some(parameter) if node.is_view() => parameter.path.clone(),
+            Some(parameter) => format!("{}.{}", parameter.path, node.name()),
+            None => format!("constant.{}", node.name()),
         }
     }
 
@@ -468,8 +482,31 @@ impl<'a> Writer<'a> {
         self.of.insert(tensor.id, name);
     }
 
-    /// The model, with its outputs.
-    pub(crate) fn finish(mut self, results: &[TensorId]) -> Result<Exported, DeployError> {
+    /// A tensor that may be no operand: an input, of which shape and dtype are `given`, a parameter or a constant.
+    fn unread(&self, id: TensorId, given: &[(Vec<usize>, DType)]) -> Option<TensorIr> {
+        let of_constant = || self.graph.constants().find(|(other, _)| *other == id);
+        let (shape, dtype) = match self.graph.inputs().iter().position(|input| *input == id) {
+            Some(place) => given.get(place).cloned()?,
+            None => match self.weights.constants.get(&id) {
+                Some(value) => (value.shape.clone(), value.dtype),
+                // One that depends on an open size.
+                None => of_constant().map(|(_, data)| (data.shape().to_vec(), data.dtype()))?,
+            },
+        };
+        Some(TensorIr {
+            id,
+            shape: Shape::from(shape),
+            status: TensorStatus::ReadOnly,
+            dtype,
+        })
+    }
+
+    /// The model, with its outputs; `given` are shapes and dtypes of the inputs.
+    pub(crate) fn finish(
+        mut self,
+        results: &[TensorId],
+        given: &[(Vec<usize>, DType)],
+    ) -> Result<Exported, DeployError> {
         let mut outputs = Vec::new();
         let tensors: HashMap<TensorId, TensorIr> = self
             .graph
@@ -483,7 +520,8 @@ impl<'a> Writer<'a> {
             .collect();
         for (position, id) in results.iter().enumerate() {
             let found = tensors.get(id).cloned();
-            let tensor = found.ok_or_else(|| DeployError::Operator {
+            let tensor = found.or_else(|| self.unread(*id, given));
+            let tensor = tensor.ok_or_else(|| DeployError::Operator {
                 operation: "none",
                 module: "?".into(),
                 why: "a result of the forward pass is not computed by any operation".into(),

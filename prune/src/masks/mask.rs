@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param, ParamId, Reparameterization};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_lean_reparam::column_layout::loadable;
 use burn_lean_reparam::map_leaf;
 
 use crate::model::carried::{zero_pruned, zero_where};
@@ -66,12 +67,12 @@ impl Reparameterization for Mask {
 }
 
 /// The parameter with zeros in its base wherever `kept` is false; identity and training state
-/// stay.
+/// stay. One that records hold transposed still loads.
 pub(crate) fn zero_base<const D: usize>(
     param: Param<Tensor<D>>,
     kept: Tensor<1, Bool>,
 ) -> Param<Tensor<D>> {
-    map_leaf(param, |base| zero_pruned(base, kept))
+    loadable(map_leaf(param, |base| zero_pruned(base, kept)))
 }
 
 /// Flags as a mask stores them.

@@ -1,5 +1,6 @@
 //! Quantized models in the layout of [compressed-tensors](https://github.com/vllm-project/compressed-tensors),
-//! which vLLM, llm-compressor and Transformers read.
+//! which Transformers, llm-compressor and, for grids that it has kernels for ([which](PretrainedFolder#readers)), vLLM
+//! read.
 //!
 //! A [safetensors](https://github.com/huggingface/safetensors) file, with PyTorch's names and axes: the
 //! weight of a linear layer is `[d_output, d_input]`, gains and offsets of norms are `weight` and `bias`.

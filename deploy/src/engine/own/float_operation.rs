@@ -7,7 +7,8 @@ use burn_lean_kernels::{
     Epilogue, FloatMatrix, Rows, Storage, add, clamp, gelu, in_shares, sigmoid, tanh,
 };
 
-use super::value::{Floats, Value, extents, ordered};
+use super::pool::Pool;
+use super::value::{Floats, Value, channels_last, extents, ordered};
 use super::{failed, own, take};
 use crate::DeployError;
 
@@ -60,10 +61,6 @@ pub(super) enum Side {
     Left(Arc<Floats>),
     Right(Arc<Floats>),
 }
-
-/// Windows of a pooling along one or two axes, as a convolution has them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Pool(pub(super) burn_lean_kernels::Geometry);
 
 impl Arithmetic {
     fn of(self, a: f32, b: f32) -> f32 {
@@ -131,7 +128,7 @@ impl FloatOperation {
             Self::LayerNorm(gain, shift, epsilon) => {
                 layer_norm(own(ordered(x)), gain, shift.as_deref(), *epsilon)?
             }
-            Self::MaxPool(pool) => max_pool(&super::value::channels_last(x), pool)?,
+            Self::MaxPool(pool) => pool.largest(&channels_last(x))?,
             Self::Mean(axis, keep) => mean(&ordered(x), *axis, *keep)?,
             Self::GlobalMean => global_mean(&ordered(x)),
             Self::Concat(axis) => {
@@ -168,6 +165,11 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
         });
         return Ok(a);
     }
+    // Of these it does not matter which is the first: what is repeated comes second.
+    let (a, b) = match kind {
+        Arithmetic::Add | Arithmetic::Multiply if is_repeated(&a.shape, &b.shape) => (b, a),
+        _ => (a, b),
+    };
     if let [number] = b.data[..]
         && b.shape.len() <= a.shape.len()
     {
@@ -182,7 +184,9 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
         return Ok(a);
     }
     let (a, b) = (ordered(a), ordered(b));
-    if a.shape.ends_with(&b.shape) && !b.data.is_empty() {
+    let ones = b.shape.iter().take_while(|size| **size == 1).count();
+    let fits = b.shape.len() <= a.shape.len() && a.shape.ends_with(&b.shape[ones..]);
+    if fits && !b.data.is_empty() {
         let mut a = own(a);
         let size = b.data.len();
         in_shares(&mut a.data, size, |_, a| {
@@ -195,20 +199,37 @@ fn arithmetic(kind: Arithmetic, a: Arc<Floats>, b: Arc<Floats>) -> Result<Floats
     broadcast(kind, &a, &b)
 }
 
-/// Whether the second has one number for each channel of the first.
+/// Whether the first has the shape of the second when it is repeated along axes.
+fn is_repeated(part: &[usize], of: &[usize]) -> bool {
+    let mut pairs = part.iter().rev().zip(of.iter().rev());
+    part.len() <= of.len() && pairs.all(|(part, of)| part == of || *part == 1)
+}
+
+/// Whether the second has one number for each channel of the first, or of each of its examples.
 fn is_gate(of: &[usize], gate: &[usize]) -> bool {
     of.len() > 2
         && gate.len() == of.len()
-        && gate[..2] == of[..2]
+        && (gate[0] == of[0] || gate[0] == 1)
+        && gate[1] == of[1]
         && gate[2..].iter().all(|size| *size == 1)
         && !of.contains(&0)
 }
 
 fn gated(kind: Arithmetic, x: &mut Floats, gate: &[f32]) {
     let [_, channels, inner] = extents(&x.shape);
+    if gate.len() == channels && (x.last || inner == 1) {
+        in_shares(&mut x.data, channels, |_, data| {
+            for line in data.chunks_exact_mut(channels) {
+                kind.in_place(line, gate.iter().copied());
+            }
+        });
+        return;
+    }
     if !x.last {
         in_shares(&mut x.data, inner, |first, data| {
-            for (line, gate) in data.chunks_exact_mut(inner).zip(&gate[first..]) {
+            // Those of one example are those of all.
+            let gates = gate.iter().cycle().skip(first % gate.len());
+            for (line, gate) in data.chunks_exact_mut(inner).zip(gates) {
                 kind.in_place(line, std::iter::repeat_n(*gate, inner));
             }
         });
@@ -440,50 +461,6 @@ fn layer_norm(
         burn_lean_kernels::layer_norm(data, gain, shift, epsilon);
     });
     Ok(x)
-}
-
-fn max_pool(x: &Floats, Pool(geometry): &Pool) -> Result<Floats, DeployError> {
-    let channels = x.shape[1];
-    let [batch, height, width] = match x.shape[..] {
-        [batch, _, height, width] => [batch, height, width],
-        [batch, _, width] => [batch, 1, width],
-        _ => return Err(failed(format!("no images: {:?}", x.shape))),
-    };
-    let output = geometry.output([height, width]);
-    let [rows, columns] = output.ok_or_else(|| failed("an image is smaller than a window"))?;
-    let mut data = vec![f32::NEG_INFINITY; batch * rows * columns * channels];
-    in_shares(&mut data, channels, |first, data| {
-        for (pixel, most) in (first..).zip(data.chunks_exact_mut(channels.max(1))) {
-            let image = pixel / (rows * columns);
-            let at = [pixel / columns % rows, pixel % columns];
-            for tap in 0..geometry.kernel[0] * geometry.kernel[1] {
-                let tap = [tap / geometry.kernel[1], tap % geometry.kernel[1]];
-                let from = |axis: usize| {
-                    (at[axis] * geometry.stride[axis] + tap[axis] * geometry.dilation[axis])
-                        .wrapping_sub(geometry.padding[0][axis])
-                };
-                let (y, x_at) = (from(0), from(1));
-                if y >= height || x_at >= width {
-                    continue;
-                }
-                let start = ((image * height + y) * width + x_at) * channels;
-                for (most, x) in most.iter_mut().zip(&x.data[start..start + channels]) {
-                    *most = if *x > *most || x.is_nan() { *x } else { *most };
-                }
-            }
-        }
-    });
-    let mut shape = x.shape.clone();
-    let rank = shape.len();
-    shape[rank - 1] = columns;
-    if rank == 4 {
-        shape[2] = rows;
-    }
-    Ok(Floats {
-        shape,
-        data,
-        last: true,
-    })
 }
 
 fn mean(x: &Floats, axis: usize, keep: bool) -> Result<Floats, DeployError> {

@@ -8,6 +8,7 @@ mod convolution;
 mod float_operation;
 mod linear;
 mod plan;
+mod pool;
 mod ranging;
 mod repeat;
 mod sparse;
@@ -179,9 +180,9 @@ impl Operation {
     fn run(&self, mut given: Vec<Value>) -> Result<Vec<Value>, DeployError> {
         let value = match self {
             Self::Foreign(program) => {
-                let values = given.into_iter().map(Value::into_foreign);
-                let values = values.collect::<Result<Vec<_>, _>>()?;
-                let made = program.run(values)?;
+                let mut held: Vec<Option<Value>> = given.into_iter().map(Some).collect();
+                let lent = held.iter_mut().map(Value::lend);
+                let made = program.run(lent.collect::<Result<Vec<_>, _>>()?)?;
                 return Ok(made.into_iter().map(Value::of).collect());
             }
             Self::Repeat(repeat) => return repeat.run(given),

@@ -18,6 +18,7 @@ use super::float_operation::FloatOperation;
 use super::linear::{Ends, Matrix};
 use super::ranging::Ranging;
 use super::{Keep, Operation, Program, Runner, Step};
+use crate::engine::division;
 use crate::engine::pools::Pools;
 use crate::engine::report::SparseLayer;
 use crate::onnx::ENGINE;
@@ -199,7 +200,8 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         let model = self.model;
-        let nodes: Vec<OnnxNode> = others.iter().map(|at| model.nodes[*at].clone()).collect();
+        let nodes = others.iter().map(|at| model.nodes[*at].clone());
+        let mut nodes: Vec<OnnxNode> = nodes.collect();
         let made: HashSet<&str> = nodes
             .iter()
             .flat_map(|node| node.outputs.iter().map(String::as_str))
@@ -227,6 +229,7 @@ impl<'a> Planner<'a> {
                 outputs.push(name.as_str());
             }
         }
+        division::write_out(&mut nodes, &mut initializers, &outputs);
         let program = Program::part(&nodes, &initializers, &inputs, &outputs, self.pools.rten())?;
         let inputs = inputs.into_iter().map(|name| self.slot(name)).collect();
         let outputs = outputs.into_iter().map(|name| self.slot(name)).collect();
@@ -249,7 +252,10 @@ impl<'a> Planner<'a> {
         if !of_codes && self.kinds.is_integer(x) {
             return Ok(None);
         }
+        // What follows from constants alone rten computes once, when it loads the model.
+        let is_constant = self.constants.get(x).is_some();
         let product = match node.operator {
+            _ if is_constant => None,
             "MatMulInteger" | "MatMulIntegerBlocks" | "MatMul" | "MatMulNBits" => {
                 self.linear(node, out)?
             }
@@ -295,9 +301,7 @@ impl<'a> Planner<'a> {
             self.used.insert(index);
             return Ok(None);
         }
-        if self.constants.get(x).is_some()
-            && !matches!(node.operator, "Add" | "Sub" | "Mul" | "Div")
-        {
+        if is_constant && !matches!(node.operator, "Add" | "Sub" | "Mul" | "Div") {
             return Ok(None);
         }
         let Some((operation, operands)) = self.float_operation(node) else {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use rten::Value as Foreign;
 use rten_tensor::prelude::*;
 
 use super::float_operation::{self, slice};
@@ -35,10 +34,7 @@ impl Repeat {
             collected = self.nothing(&states)?;
         }
         for number in 0..count {
-            let own = [number, 1].map(|number| {
-                let number = rten_tensor::Tensor::from(number);
-                Value::Foreign(Foreign::Int32Tensor(number))
-            });
+            let own = [number, 1].map(|number| Value::of(number.into()));
             let inputs = own
                 .into_iter()
                 .chain(states)
@@ -86,11 +82,8 @@ impl Repeat {
 
 /// A whole number.
 fn whole(value: Value) -> Result<i32, DeployError> {
-    match value.into_foreign()? {
-        Foreign::Int32Tensor(number) => number.item().copied(),
-        _ => None,
-    }
-    .ok_or_else(|| failed("the count of a loop is no whole number"))
+    let number = value.integers().and_then(|number| number.item().copied());
+    number.ok_or_else(|| failed("the count of a loop is no whole number"))
 }
 
 /// Of floats what is along an axis from one number to another; what is beyond is cut off.
@@ -117,9 +110,9 @@ pub(super) fn reshaped(given: Vec<Value>, is_zero_meant: bool) -> Result<Value, 
     let mut given = given.into_iter();
     let mut next = || given.next().ok_or_else(|| failed("an operand is missing"));
     let mut x = own(ordered(next()?.floats()?));
-    let Foreign::Int32Tensor(sizes) = next()?.into_foreign()? else {
-        return Err(failed("a shape is not of whole numbers"));
-    };
+    let sizes = next()?;
+    let sizes = sizes.integers();
+    let sizes = sizes.ok_or_else(|| failed("a shape is not of whole numbers"))?;
     let sizes: Vec<i64> = sizes.iter().map(|size| i64::from(*size)).collect();
     x.shape = float_operation::reshaped(&x.shape, &sizes, is_zero_meant)?;
     Ok(Value::floats_of(x))
@@ -131,7 +124,7 @@ pub(super) fn line(x: Value, times: i32, plus: i32) -> Result<Value, DeployError
     let number = number.and_then(|number| number.checked_add(plus));
     let number = number.ok_or_else(|| failed("a number is beyond 32 bits"))?;
     let list = rten_tensor::Tensor::from_data(&[1][..], vec![number]);
-    Ok(Value::Foreign(list.into()))
+    Ok(Value::of(list.into()))
 }
 
 /// The parts of the steps so far.
@@ -142,11 +135,9 @@ enum Collected {
 
 impl Collected {
     fn of(first: Value, count: usize) -> Result<Self, DeployError> {
-        let mut found = match &first {
-            Value::Foreign(Foreign::Int32Tensor(x)) => {
-                Self::Integers(x.shape().to_vec(), Vec::with_capacity(count * x.len()))
-            }
-            Value::Floats(x) => {
+        let mut found = match (&first, first.integers()) {
+            (_, Some(x)) => Self::Integers(x.shape().to_vec(), Vec::with_capacity(count * x.len())),
+            (Value::Floats(x), None) => {
                 Self::Floats(x.shape.clone(), Vec::with_capacity(count * x.data.len()))
             }
             _ => {
@@ -160,14 +151,13 @@ impl Collected {
     }
 
     fn push(&mut self, part: Value) -> Result<(), DeployError> {
-        match (self, part) {
-            (Self::Floats(shape, data), Value::Floats(part)) if *shape == part.shape => {
-                data.extend(&ordered(part).data);
-            }
-            (Self::Integers(shape, data), Value::Foreign(Foreign::Int32Tensor(part)))
-                if shape[..] == *part.shape() =>
-            {
+        let integers = part.integers();
+        match (self, &part, integers) {
+            (Self::Integers(shape, data), _, Some(part)) if shape[..] == *part.shape() => {
                 data.extend(part.iter());
+            }
+            (Self::Floats(shape, data), Value::Floats(part), _) if *shape == part.shape => {
+                data.extend(&ordered(part.clone()).data);
             }
             _ => return Err(failed("a loop collects parts of other shapes")),
         }
@@ -180,7 +170,7 @@ impl Collected {
         match self {
             Self::Floats(shape, data) => Value::floats_of(Floats::new(along(shape), data)),
             Self::Integers(shape, data) => {
-                Value::Foreign(rten_tensor::Tensor::from_data(&along(shape)[..], data).into())
+                Value::of(rten_tensor::Tensor::from_data(&along(shape)[..], data).into())
             }
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use burn_lean_kernels::{in_shares, transpose};
-use rten::Value as Foreign;
+use rten::{Value as Foreign, ValueOrView, ValueView};
+use rten_tensor::Tensor;
 use rten_tensor::prelude::*;
 
 use super::failed;
@@ -125,7 +126,7 @@ impl Codes {
 pub(super) enum Value {
     Floats(Arc<Floats>),
     Codes(Arc<Codes>),
-    Foreign(Foreign),
+    Foreign(Arc<Foreign>),
 }
 
 impl Value {
@@ -134,7 +135,7 @@ impl Value {
             Foreign::FloatTensor(x) => {
                 Self::floats_of(Floats::new(x.shape().to_vec(), x.into_data()))
             }
-            other => Self::Foreign(other),
+            other => Self::Foreign(Arc::new(other)),
         }
     }
 
@@ -157,9 +158,45 @@ impl Value {
         }
     }
 
+    /// Where it is of integers.
+    pub(super) fn integers(&self) -> Option<&Tensor<i32>> {
+        match self {
+            Self::Foreign(value) => match &**value {
+                Foreign::Int32Tensor(x) => Some(x),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// As rten takes it: given away where nothing else holds it, so that it may be changed in place, else lent. Floats
+    /// with the second axis stored last are copied.
+    pub(super) fn lend(held: &mut Option<Self>) -> Result<ValueOrView<'_>, DeployError> {
+        match held.take() {
+            Some(value) if value.is_given_away() => return Ok(value.into_foreign()?.into()),
+            shared => *held = shared,
+        }
+        match &*held {
+            Some(Self::Foreign(value)) => Ok(value.as_view().into()),
+            Some(Self::Floats(x)) => {
+                let view = ValueView::from_shape(&x.shape, &x.data);
+                Ok(view.map_err(|error| failed(error.to_string()))?.into())
+            }
+            _ => Err(failed("an operand is missing")),
+        }
+    }
+
+    fn is_given_away(&self) -> bool {
+        match self {
+            Self::Foreign(value) => Arc::strong_count(value) == 1,
+            Self::Floats(x) => x.last || Arc::strong_count(x) == 1,
+            Self::Codes(_) => true,
+        }
+    }
+
     pub(super) fn into_foreign(self) -> Result<Foreign, DeployError> {
         match self {
-            Self::Foreign(value) => Ok(value),
+            Self::Foreign(value) => Ok(Arc::unwrap_or_clone(value)),
             Self::Codes(_) => Err(failed("codes cannot leave the engine")),
             Self::Floats(floats) => {
                 let floats = super::own(ordered(floats));
@@ -210,4 +247,39 @@ pub(super) fn channels_last(x: Arc<Floats>) -> Arc<Floats> {
         data: transpose(&x.data, batch, channels, inner),
         last: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_lent(held: &mut Option<Value>) -> bool {
+        matches!(Value::lend(held).unwrap(), ValueOrView::View(_))
+    }
+
+    #[test]
+    fn what_others_hold_is_lent_and_what_nothing_holds_given_away() {
+        let integers = Value::of(Tensor::from_data(&[3][..], vec![1, 2, 3_i32]).into());
+        let floats = Value::floats_of(Floats::new(vec![1, 2, 2], vec![0.5; 4]));
+        for value in [integers, floats] {
+            let mut held = Some(value.clone());
+            assert!(is_lent(&mut held) && is_lent(&mut held));
+            assert!(held.is_some());
+            drop(value);
+            assert!(!is_lent(&mut held));
+            assert!(held.is_none());
+        }
+    }
+
+    #[test]
+    fn floats_in_another_order_are_copied() {
+        let floats = Value::floats_of(Floats {
+            shape: vec![1, 2, 2],
+            data: vec![1.0, 2.0, 3.0, 4.0],
+            last: true,
+        });
+        let given = Value::lend(&mut Some(floats.clone())).unwrap().into_owned();
+        let ordered = Foreign::from_shape([1, 2, 2], vec![1.0, 3.0, 2.0, 4.0_f32]).unwrap();
+        assert_eq!(given, ordered);
+    }
 }

@@ -53,6 +53,7 @@ impl Writer<'_> {
             SliceAssign(o) => {
                 let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
                 let mut partial = Vec::new();
+                let mut may_be_beyond = false;
                 for (axis, (range, size)) in o.ranges.iter().zip(o.tensor.shape.iter()).enumerate()
                 {
                     if range.step != 1 {
@@ -62,12 +63,18 @@ impl Writer<'_> {
                         let range = range.to_range(*size);
                         let size = match self.sizes(&o.tensor)[axis] {
                             Size::Fixed(size) => size as i64,
-                            Size::Open(..) => i64::MAX,
+                            Size::Open(..) => {
+                                may_be_beyond = true;
+                                i64::MAX
+                            }
                         };
                         partial.push((axis, range.start as i64, range.end as i64, size));
                     }
                 }
-                let name = self.assign(x, value, &partial);
+                let mut name = self.assign(x, value, &partial);
+                if may_be_beyond {
+                    name = self.in_shape(name, &o.out);
+                }
                 self.set(&o.out, name);
             }
             Select(o) if o.dim == 0 && self.weights.is_quantized(o.tensor.id) => {
@@ -87,10 +94,8 @@ impl Writer<'_> {
             }
             Scatter(o) => {
                 let (x, value) = (self.operand(&o.tensor)?, self.operand(&o.value)?);
-                let inputs = vec![x, self.indices(&o.indices)?, value];
-                let mut attributes = vec![Attribute::Int("axis", o.dim as i64)];
-                attributes.extend(reduction(&o.update));
-                self.put("ScatterElements", inputs, &o.out, attributes);
+                let inputs = [x, self.indices(&o.indices)?, value];
+                self.scatter(inputs, o.dim, &o.update, &o.out);
             }
             GatherNd(o) => {
                 let inputs = vec![self.operand(&o.data)?, self.wide_indices(&o.indices)?];
@@ -156,14 +161,7 @@ impl Writer<'_> {
                 let indices = self.emit("Reshape", inputs, "Reshape", vec![]);
                 let inputs = vec![indices, self.shape(&o.value)];
                 let indices = self.emit("Expand", inputs, "Expand", vec![]);
-                let mut attributes = vec![Attribute::Int("axis", o.dim as i64)];
-                attributes.extend(reduction(&o.update));
-                self.put(
-                    "ScatterElements",
-                    vec![x, indices, value],
-                    &o.out,
-                    attributes,
-                );
+                self.scatter([x, indices, value], o.dim, &o.update, &o.out);
             }
             Unfold(_) => return Err("this crate does not write it".into()),
         }
@@ -214,6 +212,45 @@ impl Writer<'_> {
         self.emit("Reshape", vec![x, shape], "Reshape", attributes)
     }
 
+    /// To the shape of `out`, which is an error for what has another one: a runtime cuts ranges off where a tensor ends,
+    /// and Burn refuses them.
+    fn in_shape(&mut self, x: String, out: &TensorIr) -> String {
+        let sizes = self.sizes(out);
+        if sizes.iter().any(|size| self.open.is_of(size, out.id)) {
+            return x;
+        }
+        let shape = self.list(&sizes, None);
+        let may_have_zero = |size: &Size| size.is_open() || *size == Size::Fixed(0);
+        let attributes = match sizes.iter().any(may_have_zero) {
+            true => vec![Attribute::Int("allowzero", 1)],
+            false => vec![],
+        };
+        self.emit("Reshape", vec![x, shape], "Reshape", attributes)
+    }
+
+    /// A tensor in which values are put where indices say. The update that Burn has for bools is *or*: the largest of
+    /// numbers, since a runtime may add bools up.
+    fn scatter(
+        &mut self,
+        [x, indices, value]: [String; 3],
+        axis: usize,
+        update: &IndexingUpdateOp,
+        out: &TensorIr,
+    ) {
+        let mut attributes = vec![Attribute::Int("axis", axis as i64)];
+        if matches!(out.dtype, DType::Bool(_)) {
+            let [x, value] = [x, value].map(|bools| self.cast_to(bools, ElementType::I32));
+            attributes.push(Attribute::Text("reduction", "max"));
+            let inputs = vec![x, indices, value];
+            let name = self.emit("ScatterElements", inputs, "ScatterElements", attributes);
+            let name = self.cast_to(name, ElementType::Bool);
+            self.set(out, name);
+            return;
+        }
+        attributes.extend(reduction(update));
+        self.put("ScatterElements", vec![x, indices, value], out, attributes);
+    }
+
     fn transpose(&mut self, x: &TensorIr, axes: Vec<i64>, out: &TensorIr) -> Written {
         let x = self.operand(x)?;
         self.put(
@@ -251,6 +288,8 @@ impl Writer<'_> {
         let (mut starts, mut ends) = (Vec::new(), Vec::new());
         let (mut axes, mut steps) = (Vec::new(), Vec::new());
         let (taken, _) = self.open.numbers(node.index()).as_chunks::<2>();
+        let sizes = self.sizes(&o.tensor);
+        let mut may_be_beyond = false;
         for (axis, (range, taken)) in o.ranges.iter().zip(taken).enumerate() {
             if range.step == 1 && self.is_whole(&o.tensor, axis, node) {
                 continue;
@@ -263,6 +302,7 @@ impl Writer<'_> {
                 steps.push(range.step as i64);
                 continue;
             };
+            may_be_beyond |= sizes[axis].is_open();
             let (start, end) = match range.step > 0 {
                 true => (start as i64, end as i64),
                 // From the last one down; what is before the first has no number.
@@ -281,22 +321,16 @@ impl Writer<'_> {
             let [starts, ends, axes, steps] = &bounds;
             name = self.slice(name, starts, ends, axes, steps);
         }
-        if axes.is_empty() {
-            return name;
+        if !axes.is_empty() {
+            may_be_beyond = true;
+            let ends = [self.list(&starts, None), self.list(&ends, None)];
+            let along = [self.ints(&axes), self.ints(&steps)];
+            let inputs = std::iter::once(name).chain(ends).chain(along).collect();
+            name = self.emit("Slice", inputs, "Slice", vec![]);
         }
-        let ends = [self.list(&starts, None), self.list(&ends, None)];
-        let along = [self.ints(&axes), self.ints(&steps)];
-        let inputs = std::iter::once(name).chain(ends).chain(along).collect();
-        let name = self.emit("Slice", inputs, "Slice", vec![]);
-        // A runtime cuts off what is beyond the tensor; Burn refuses it, and so does this shape.
-        let sizes = self.sizes(&o.out);
-        match sizes.iter().any(|size| self.open.is_of(size, o.out.id)) {
-            true => name,
-            false => {
-                let shape = self.list(&sizes, None);
-                let zeros = vec![Attribute::Int("allowzero", 1)];
-                self.emit("Reshape", vec![name, shape], "Reshape", zeros)
-            }
+        match may_be_beyond {
+            true => self.in_shape(name, &o.out),
+            false => name,
         }
     }
 
@@ -328,8 +362,9 @@ impl Writer<'_> {
 
     pub(super) fn cast(&mut self, x: &TensorIr, out: &TensorIr) -> Written {
         let to = self.element(out.dtype, "the result of a cast")?;
-        let x = self.operand(x)?;
-        let name = self.cast_to(x, to);
+        let name = self.operand(x)?;
+        let name = self.cast_to(name, to);
+        let name = self.narrowed(name, x.dtype, out.dtype)?;
         self.set(out, name);
         Ok(())
     }
@@ -362,7 +397,10 @@ impl Writer<'_> {
     ) -> Written {
         let mut name = self.operand(x)?;
         if !matches!(x.dtype, DType::Bool(_)) {
-            name = self.cast_to(name, ElementType::Bool);
+            // Not a cast to bools: rten's makes 0 of 0.5 and NaN, and leaves -1, which is less than 0.
+            let zero = self.number(0.0, x.dtype)?;
+            let is_zero = self.emit("Equal", vec![name, zero], "Equal", vec![]);
+            name = self.emit("Not", vec![is_zero], "Not", vec![]);
         }
         name = self.cast_to(name, ElementType::I32);
         name = self.reduce(reduce, name, axis.map(|axis| vec![axis]).as_deref());

@@ -78,7 +78,7 @@ impl<'a> Writer<'a> {
                 self.base(op, node)
             }
             OperationIr::NumericFloat(_, op) => self.numeric(op, node),
-            OperationIr::NumericInt(_, op) => self.numeric(op, node),
+            OperationIr::NumericInt(_, op) => self.numeric_int(op, node),
             OperationIr::Float(_, op) => self.float(op, node),
             OperationIr::Int(op) => self.int(op),
             OperationIr::Bool(op) => self.boolean(op),

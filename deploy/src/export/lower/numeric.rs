@@ -236,7 +236,7 @@ impl Writer<'_> {
     }
 
     /// The first place of the largest or smallest number along an axis. Not `ArgMax`, which gives the
-    /// last one in rten. NaN is at the last place.
+    /// last one in rten. The first NaN, where there is one.
     fn first(
         &mut self,
         reduce: &'static str,
@@ -244,12 +244,13 @@ impl Writer<'_> {
         axis: usize,
     ) -> Result<String, crate::DeployError> {
         let size = self.sizes(x).swap_remove(axis);
-        let rank = x.shape.num_dims();
+        let (rank, is_float) = (x.shape.num_dims(), x.dtype.is_float());
         let x = self.operand(x)?;
         let extreme = self.reduce(reduce, x.clone(), Some(&[axis]));
-        let is_there = self.emit("Equal", vec![x, extreme], "Equal", vec![]);
-        let (places, last) = match size {
+        let is_there = self.emit("Equal", vec![x.clone(), extreme], "Equal", vec![]);
+        let (places, last) = match &size {
             Size::Fixed(size) => {
+                let size = *size;
                 let mut shape = vec![1; rank];
                 shape[axis] = size;
                 let places = (0..size as i64).flat_map(i64::to_le_bytes).collect();
@@ -272,8 +273,18 @@ impl Writer<'_> {
                 (places, last)
             }
         };
-        let found = self.emit("Where", vec![is_there, places, last], "Where", vec![]);
-        Ok(self.reduce("ReduceMin", found, Some(&[axis])))
+        let inputs = vec![is_there, places.clone(), last];
+        let found = self.emit("Where", inputs, "Where", vec![]);
+        if !is_float {
+            return Ok(self.reduce("ReduceMin", found, Some(&[axis])));
+        }
+        // Places of NaN before all others, by the size. The extreme does not tell: rten's may be without one.
+        let size = self.size(&size);
+        let before = self.emit("Sub", vec![places, size.clone()], "Sub", vec![]);
+        let is_nan = self.emit("IsNaN", vec![x], "IsNaN", vec![]);
+        let found = self.emit("Where", vec![is_nan, before, found], "Where", vec![]);
+        let first = self.reduce("ReduceMin", found, Some(&[axis]));
+        Ok(self.emit("Mod", vec![first, size], "Mod", vec![]))
     }
 
     /// ONNX gives indices as I64.

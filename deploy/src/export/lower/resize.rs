@@ -26,8 +26,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Pixel o of an axis is pixel ⌊o · (from / to)⌋ of the input. Engines compute that place in F32, which
-    /// is another one for some sizes (14 → 46): there the pixels are listed.
+    /// Pixel o of an axis is pixel ⌊o · (from / to)⌋ of the input. Engines compute that place in F32, some as
+    /// o / (to / from), which is another one for some sizes (14 → 46, 224 → 32): there the pixels are listed.
     fn nearest(&mut self, x: &TensorIr, out: &TensorIr) -> Written {
         let sizes = |axis: usize| (x.shape[axis], out.shape[axis]);
         if [2, 3].map(sizes).into_iter().all(is_exact) {
@@ -58,7 +58,8 @@ impl Writer<'_> {
     }
 }
 
-/// Whether engines take the nearest pixels of one size for another that Burn takes.
+/// Whether engines take the nearest pixels of one size for another that Burn takes: where F32 has both ratios.
 pub(crate) fn is_exact((from, to): (usize, usize)) -> bool {
-    from % to == 0 || (to % from == 0 && (to / from).is_power_of_two())
+    let (less, more) = (from.min(to), from.max(to));
+    less > 0 && more.is_multiple_of(less) && (more / less).is_power_of_two()
 }

@@ -41,6 +41,11 @@ pub(super) fn analyse(
     for node in graph.nodes() {
         analysis.node(node)?;
     }
+    for id in graph.outputs() {
+        if !analysis.open.sizes.contains_key(id) {
+            analysis.given(*id)?;
+        }
+    }
     Ok(analysis.open)
 }
 

@@ -29,6 +29,12 @@ impl Sample {
     pub(super) fn of(graph: &Graph, inputs: &[Vec<usize>]) -> Self {
         let mut found = Self::default();
         found.note_inputs(graph, inputs);
+        // A result may be one of these, which no operation reads.
+        let constants = graph.constants();
+        let constants = constants.map(|(id, data)| (id, data.shape().to_vec()));
+        let parameters = graph.parameters().iter();
+        let parameters = parameters.map(|one| (one.tensor, one.shape.clone()));
+        found.shapes.extend(constants.chain(parameters));
         for node in graph.nodes() {
             let operation = node.operation();
             found.note_numbers(node, operation);
@@ -94,6 +100,8 @@ impl Sample {
         let constants: HashMap<TensorId, &TensorData> = other.constants().collect();
         for (id, data) in graph.constants() {
             let twin = twins.get(&id).and_then(|twin| constants.get(twin));
+            let shape = twin.map(|twin| (id, twin.shape().to_vec()));
+            found.shapes.extend(shape);
             if twin.is_some_and(|twin| is_same(data, twin)) {
                 continue;
             }

@@ -75,6 +75,27 @@ impl Place {
     }
 }
 
+/// Row-major `[columns, rows]` of the bytes of elements from row-major `[rows, columns]`, each of `width` bytes.
+///
+/// Tile by tile, into the one buffer that comes back: the head of a large model is gigabytes, and a slice for each
+/// element would take four times as much.
+pub(super) fn turn_bytes(bytes: &[u8], width: usize, rows: usize, columns: usize) -> Vec<u8> {
+    const TILE: usize = 32;
+    let mut turned = vec![0; bytes.len()];
+    for top in (0..rows).step_by(TILE) {
+        for left in (0..columns).step_by(TILE) {
+            for row in top..rows.min(top + TILE) {
+                for column in left..columns.min(left + TILE) {
+                    let from = width * (row * columns + column);
+                    let to = width * (column * rows + row);
+                    turned[to..to + width].copy_from_slice(&bytes[from..from + width]);
+                }
+            }
+        }
+    }
+    turned
+}
+
 /// Codes of `[rows, columns]` as words, each row by itself: plus 2ᵇ⁻¹, low bits first, without a gap.
 pub(super) fn pack(codes: &[i32], columns: usize, bits: u8) -> Vec<i32> {
     let offset = 1_i32 << (bits - 1);
@@ -146,6 +167,25 @@ impl Packing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn elements_of_every_width_are_turned_as_numbers_are() {
+        for (rows, columns) in [(1, 1), (3, 70), (33, 32), (65, 31), (0, 4)] {
+            let numbers: Vec<u64> = (0..(rows * columns) as u64).collect();
+            let turned = turn(&numbers, rows, columns);
+            for width in [1, 2, 4, 8] {
+                let bytes = |numbers: &[u64]| -> Vec<u8> {
+                    let of = numbers
+                        .iter()
+                        .map(|number| number.wrapping_mul(0x0101_0307_0b0d_1113));
+                    of.flat_map(|number| number.to_le_bytes()[..width].to_vec())
+                        .collect()
+                };
+                let found = turn_bytes(&bytes(&numbers), width, rows, columns);
+                assert_eq!(found, bytes(&turned), "{rows} × {columns} of {width} bytes");
+            }
+        }
+    }
 
     #[test]
     fn every_code_of_every_width_survives_packing() {

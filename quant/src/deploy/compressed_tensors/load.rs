@@ -11,7 +11,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::config::{KEY, METHOD, QuantizationConfig};
 use super::contents::{Contents, Tensors, data, plain_dtype};
-use super::layout::{Names, Place, turn};
+use super::layout::{Names, Place, turn, turn_bytes};
 use super::pretrained::opened;
 use super::sparse::decompress;
 use super::targets::Targets;
@@ -264,9 +264,8 @@ impl Loader<'_> {
         if !place.turned {
             return Ok(found);
         }
-        let width = found.dtype().size();
-        let elements: Vec<&[u8]> = found.as_bytes().chunks_exact(width).collect();
-        let turned = turn(&elements, expected[0], expected[1]).concat();
+        let (bytes, width) = (found.as_bytes(), found.dtype().size());
+        let turned = turn_bytes(bytes, width, expected[0], expected[1]);
         Ok(TensorData::from_bytes_vec(
             turned,
             shape.to_vec(),

@@ -18,13 +18,29 @@ const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A folder with a model that Transformers, vLLM and what else reads [compressed-tensors](super) load:
+/// A folder with a model that Transformers and what else reads [compressed-tensors](super) loads:
 /// `config.json` with the `quantization_config`, and the weights in one file or in several with their index.
 ///
 /// A network there has its own names for the same layers. They are given with each
 /// [`add`](Self::add), once with the whole model or block by block, so that a model need not be in memory
 /// at once. Zeros of 2:4 are stored like other weights, as floats or as codes: a folder is no smaller for them,
 /// readers of today know no layout without them.
+///
+/// # Readers
+///
+/// Transformers reads every grid that becomes codes here. vLLM reads those that it has kernels for, by its source of
+/// September 2026 (nothing was run there); the grids by the names that presets of `burn-lean-oneshot` have:
+///
+/// | weights | inputs | names | vLLM |
+/// |---|---|---|---|
+/// | 4 bits, with zero points or without, groups of 32, 64, 128 or none | floats | `w4a16-g32` | yes |
+/// | 8 bits without zero points, the same groups | floats | `w8a16` | yes |
+/// | 8 bits with zero points, 2, 3, 5, 6 and 7 bits, other groups | floats | `w8a16-g32`, `w3a16` | depends on its version and on the GPU; versions before 2026 have 4 and 8 bits alone |
+/// | 8 bits without zero points and groups | 8 bits, a scale for each token | `w8a8` | yes |
+/// | 4 bits without zero points | likewise | `w4a8`, `w4a8-g32-sym` | on CPUs alone |
+/// | 4 bits with zero points, 8 bits in groups or with zero points, other bits | likewise | `w4a8-g32`, `w8a8-g32` | no: "No compressed-tensors compatible scheme was found" |
+///
+/// A head in codes (`lm_head`) was not read by vLLM before March 2026: leave it as it is.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};

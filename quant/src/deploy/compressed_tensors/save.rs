@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codes::{Codes, Input};
 use super::config::{Arguments, Group, INT, KEY, PACKED, QuantizationConfig};
-use super::layout::{Names, Place, pack, turn, words};
+use super::layout::{Names, Place, pack, turn, turn_bytes, words};
 use crate::codes::weights::seen_weights;
 use crate::deploy::safetensors_file::{DTYPES, FileError, Stored, write};
 use crate::module::walk::{Located, Site, quantizers};
@@ -287,9 +287,7 @@ impl Writer<'_> {
             }
         };
         self.written.floats.push(place.layer.clone());
-        let width = data.dtype().size();
-        let elements: Vec<&[u8]> = data.as_bytes().chunks_exact(width).collect();
-        let turned = turn(&elements, rows, columns).concat();
+        let turned = turn_bytes(data.as_bytes(), data.dtype().size(), rows, columns);
         self.put(
             place.with(""),
             Stored::new(*dtype, vec![columns, rows], turned),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::Planner;
 use crate::OnnxNode;
 use crate::engine::own::attributes::{float, geometry, int, sizes};
-use crate::engine::own::float_operation::{Arithmetic, FloatOperation, Pool, Side};
+use crate::engine::own::float_operation::{Arithmetic, FloatOperation, Side};
+use crate::engine::own::pool::Pool;
 use crate::engine::own::value::Floats;
 
 impl<'a> Planner<'a> {
@@ -64,9 +65,10 @@ impl<'a> Planner<'a> {
                     float(node, "epsilon")?,
                 ))
             }
-            "MaxPool" if int(node, "ceil_mode").unwrap_or(0) == 0 => one(FloatOperation::MaxPool(
-                Pool(geometry(node, &sizes(node, "kernel_shape")?)?),
-            )),
+            "MaxPool" => one(FloatOperation::MaxPool(Pool {
+                geometry: geometry(node, &sizes(node, "kernel_shape")?)?,
+                ceil: int(node, "ceil_mode") == Some(1),
+            })),
             "ReduceMean" => {
                 let [axis] = self.constants.ints(node.inputs.get(1)?)?[..] else {
                     return None;

@@ -91,7 +91,8 @@ impl<'a> Kinds<'a> {
             "Shape" | "ArgMax" | "ArgMin" | "Equal" | "Greater" | "GreaterOrEqual" | "Less"
             | "LessOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN" | "IsInf" => true,
             "Cast" => int(node, "to") != Some(F32 as i64),
-            "TopK" => node.outputs.get(1).is_some_and(|indices| indices == name),
+            // Its places are integers, whatever it orders.
+            "TopK" => reads_integers(0) || node.outputs.get(1).is_some_and(|places| places == name),
             "ConstantOfShape" => node
                 .attributes
                 .iter()
