@@ -84,7 +84,7 @@ impl Checkpoint {
         };
         let config = folder.map(Config::load).transpose()?;
         let (says, key, limit) = match (folder, &config) {
-            (Some(folder), Some(config)) => (
+            (Some(folder), Some(config)) if config.max_position_embeddings.is_some() => (
                 folder.join(CONFIG),
                 "max_position_embeddings",
                 config.max_position_embeddings,

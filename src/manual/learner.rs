@@ -131,6 +131,7 @@
 //! {
 //!     let failed = |error: AmpError| PruneError::Training { reason: error.to_string() };
 //!     let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
+//!     let trains = Training::of(&model);
 //!     let amp = Amp::from_prepared(model, Autocast::new(FloatDType::F16), &scaler)
 //!         .map_err(|rejected| rejected.map_error(failed))?;
 //!     let steps = training.epochs * train.num_items().div_ceil(32); // of a loader with batches of 32
@@ -140,7 +141,6 @@
 //!         Ok(schedule) => (amp.monitor(), schedule),
 //!         Err(error) => return Err(PruneError::training(amp.into_model(), error)),
 //!     };
-//!     let trains = Training::of(amp.model());
 //!     let result = SupervisedTraining::new(folder, train, valid)
 //!         .num_epochs(training.epochs)
 //!         .with_interrupter(monitor.interrupter())

@@ -82,6 +82,7 @@ fn on_batches(
     before: impl FnOnce(&Interrupter),
 ) -> Result<Perceptron, Rejected<Perceptron, PruneError>> {
     let scaler = GradScalerConfig::for_dtype(autocast.dtype());
+    let trains = Training::of(&net);
     let amp = Amp::from_prepared(net, autocast.clone(), &scaler).unwrap();
     let steps = training.epochs * train.num_items().div_ceil(BATCH);
     let cosine = CosineAnnealingLrSchedulerConfig::new(training.learning_rate(0.0), steps)
@@ -89,7 +90,6 @@ fn on_batches(
     let (monitor, schedule) = (amp.monitor(), amp.lr_scheduler(cosine).unwrap());
     let folder = tempfile::tempdir().unwrap();
     let valid = loader(samples(BATCH), BATCH);
-    let trains = Training::of(amp.model());
     before(&monitor.interrupter());
     let result = SupervisedTraining::new(folder.path(), train, valid)
         .with_application_logger(None)

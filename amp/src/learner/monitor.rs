@@ -69,7 +69,8 @@ impl Monitor {
     /// Forgets errors, stops and the last step: another training with the same `Amp` begins.
     ///
     /// What a training failed of, or that it was stopped, would end the next one after its first batch. The state
-    /// of the scaler stays. Not while one runs.
+    /// of the scaler stays; Burn keeps the reason of the last stop, which a later stop without one repeats. Not while
+    /// one runs.
     pub fn reset(&self) {
         let mut shared = self.lock();
         shared.report = None;
