@@ -3,11 +3,11 @@
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::{Autocast, Fallback};
-use burn_lean::deploy::{Backend, EngineConfig, Export, Form};
+use burn_lean::deploy::{EngineConfig, Export, Form};
 use burn_lean::quant::{QatConfig, QuantizedForward};
 
-use crate::judge::{close, operators};
-use crate::support::{on_each, tensor, with_numbers};
+use crate::judge::operators;
+use crate::support::{on_each, tensor, values, with_numbers};
 
 fn linear(device: &Device) -> Linear {
     with_numbers(LinearConfig::new(4, 3).init(device), 1)
@@ -18,12 +18,12 @@ fn same(export: Export<Tensor<2>>, plain: Export<Tensor<2>>, x: &Tensor<2>) {
     let [found, expected] = [&export, &plain].map(|one| one.to_onnx(Form::Qdq).unwrap());
     assert_eq!(operators(&found), operators(&expected));
     let [found, expected] = [export, plain].map(|one| {
-        // Another way may give the next code to what lies between two of them.
-        let config = EngineConfig::new().with_backend(Some(Backend::Own));
-        let engine = config.compile(one).unwrap();
+        let engine = EngineConfig::new().compile(one).unwrap();
         engine.run(x).unwrap()
     });
-    close(found, expected);
+    // Ways to run a quantized model may give what lies between two codes the one or the other.
+    let (found, expected) = (values(found), values(expected));
+    assert_near!(found.iter(), expected.iter(), 0.01);
 }
 
 #[test]
