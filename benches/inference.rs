@@ -77,6 +77,8 @@ pub(crate) trait Deployed: Module + Clone + 'static {
     }
     /// The shape of one sample.
     const SAMPLE: [usize; 3];
+    /// Whether `run` calls layers by `forward_q`.
+    const CALLS_QUANTIZERS: bool = true;
     /// Samples in a forward pass.
     const BATCHES: &[usize] = &[1, 32];
 }
@@ -208,6 +210,20 @@ impl Bench<'_> {
                 let products = report.weights.iter().filter(of_codes).count();
                 let all = report.weights.len();
                 let way = format!("Burn, {products} of {all} weights as codes");
+                let (variant, bytes, _) = plain(model, x, report.resident_bytes());
+                Ok((variant, bytes, way))
+            }));
+        }
+        // The model's own forward pass: linear layers that call their quantizers multiply integers on a CPU.
+        if M::CALLS_QUANTIZERS {
+            rows.push(("w8a8 as codes in burn", {
+                let (model, report) = codes.convert(w8a8(WeightConfig::int(8))?)?;
+                let of_integers = |weight: &&ConvertedWeight| weight.multiplies_integers;
+                let products = report.weights.iter().filter(of_integers).count();
+                let way = format!(
+                    "Burn, {products} of {} weights in integers",
+                    report.weights.len()
+                );
                 let (variant, bytes, _) = plain(model, x, report.resident_bytes());
                 Ok((variant, bytes, way))
             }));

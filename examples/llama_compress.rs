@@ -98,7 +98,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset};
-use burn_lean::quant::KvFormat;
+use burn_lean::quant::{ConvertConfig, Dequantize, KvFormat, Unsupported, quantizers};
 use burn_lean::reparam::Rejected;
 use checkpoint::{Checkpoint, Windows};
 use clap::Parser;
@@ -196,10 +196,23 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
                 None => done.model.clone(),
                 Some(rounded) => done.clone().prepare(Some(rounded))?.model,
             };
-            let compressed = measured(&name, &in_use, cli.kv.into());
-            let of_codes = match cli.engine || pretrained.is_some() {
+            let compressed = perplexity(&in_use, eval, cli.batch, cli.kv.into(), &device);
+            let of_codes = match cli.engine || cli.generate > 0 || pretrained.is_some() {
                 true => with_codes(&done, &preset, in_use)?,
                 false => in_use,
+            };
+            let compressed = Measured {
+                perplexity: compressed,
+                rate: match cli.generate {
+                    0 => None,
+                    _ => said(
+                        &name,
+                        cli,
+                        &deployed(of_codes.clone())?,
+                        cli.kv.into(),
+                        &device,
+                    ),
+                },
             };
             if cli.finetune.is_none()
                 && let Some(mut folder) = pretrained.take()
@@ -272,6 +285,29 @@ fn with_codes<M: Module>(
             .model),
         _ => Ok(in_use),
     }
+}
+
+/// As it runs in Burn: kernels multiply by codes where they are not slower than floats, and where the device has
+/// them.
+fn deployed(model: Llama) -> Result<Llama, Box<dyn Error>> {
+    if quantizers(&model).is_empty() {
+        return Ok(model);
+    }
+    let config = ConvertConfig::new()
+        .with_unsupported(Unsupported::KeepFakeQuantized)
+        .with_dequantize(Dequantize::InProduct);
+    let (model, report) = config.convert(model)?;
+    let weights = &report.weights;
+    let of_codes = weights
+        .iter()
+        .filter(|weight| weight.dequantize == Dequantize::InProduct);
+    println!(
+        "{} of {} weights are multiplied as codes; {} bytes in memory",
+        of_codes.count(),
+        weights.len(),
+        report.resident_bytes()
+    );
+    Ok(model)
 }
 
 /// The options of the command line.

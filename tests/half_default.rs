@@ -7,13 +7,17 @@
 mod support;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{GradientsParams, SgdConfig};
+use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_lean::amp::{AmpError, AutocastConfig, GradScalerConfig, self_test};
+use burn_lean::amp::{
+    AmpError, AutocastConfig, Checkpoints, GradScalerConfig, ResumableOptimizer, self_test,
+};
 use burn_lean::oneshot::{OneShot, Preset, load_compressed};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Layout, Method,
-    Problem, Pruner, Ridge, RidgeChoice, Selection, SolverConfig, solve, solve_with_ridge,
+    Problem, PruneError, Pruner, Ridge, RidgeChoice, Selection, SolverConfig, recompute_batch_norm,
+    solve, solve_with_ridge,
 };
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, GptqConfig, Learned, MixedPrecisionConfig, NumberFormat,
@@ -21,7 +25,7 @@ use burn_lean::quant::{
     RoundingConfig, Scheme, Unsupported, WeightConfig, WeightRange, advance, quantizers,
 };
 
-use support::{Perceptron, tensor, values};
+use support::{Perceptron, cast, tensor, values};
 
 fn net(device: &Device) -> Perceptron {
     Perceptron::new([32, 16, 4], 3, device)
@@ -34,13 +38,20 @@ fn statistics_and_scales_are_f32_where_the_default_is_f16() {
     device.configure(FloatDType::F16).unwrap();
     assert_eq!(net(&device).first.weight.val().dtype(), DType::F16);
 
-    autocasts(&device.clone().autodiff());
+    let tracked = device.clone().autodiff();
+    autocasts(&tracked);
+    goes_on_from_a_checkpoint(&tracked);
+    #[cfg(feature = "train")]
+    fails_in_one_pass(&tracked);
+    #[cfg(feature = "train")]
+    draws_on_after_a_comparison(&tracked);
     calibrates(&device);
-    trains(&device.clone().autodiff());
+    trains(&tracked);
     keeps_scales_of_every_format(&device);
     allocates(&device);
     prunes(&device);
     prunes_layer_by_layer(&device);
+    measures_statistics(&device);
     saves_what_was_compressed(&device);
 }
 
@@ -73,12 +84,6 @@ fn saves_what_was_compressed(device: &Device) {
 
 /// F32 master weights on it train as on any other device.
 fn autocasts(device: &Device) {
-    struct InF32;
-    impl ModuleMapper for InF32 {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            param.map(|value| value.cast(FloatDType::F32).detach().require_grad())
-        }
-    }
     let refused = AutocastConfig::new(FloatDType::F16).prepare(net(device));
     assert_matches!(
         refused.unwrap_err().error(),
@@ -86,7 +91,7 @@ fn autocasts(device: &Device) {
     );
     for dtype in [FloatDType::F16, FloatDType::BF16] {
         assert!(self_test(device, dtype).unwrap().failure().is_none());
-        let model = net(device).map(&mut InF32);
+        let model = masters(device);
         let (mut model, autocast) = AutocastConfig::new(dtype).prepare(model).unwrap();
         let mut scaler = GradScalerConfig::for_dtype(dtype)
             .with_max_norm(Some(1.0))
@@ -190,6 +195,28 @@ fn prunes_layer_by_layer(device: &Device) {
     }
 }
 
+/// Means that F16 does not have, and variances beyond it.
+fn measures_statistics(device: &Device) {
+    let norm = |dtype| cast(BatchNormConfig::new(2).init(device), dtype);
+    let forward = |norm: &BatchNorm, x: &Tensor<2>| norm.forward(x.clone());
+    let x = tensor::<2>(5, [64, 2], &device.clone().autodiff());
+    let x = x.cast(FloatDType::F32) * 1000.0;
+    let renewed = recompute_batch_norm(norm(FloatDType::F32), forward, [x.clone()]).unwrap();
+    for (found, expected) in [
+        (renewed.running_mean, x.clone().mean_dim(0)),
+        (renewed.running_var, x.clone().var_bias(0)),
+    ] {
+        assert_eq!(found.value_sync().dtype(), DType::F32);
+        let (found, expected) = (values(found.value_sync()), values(expected));
+        let ratios = found.iter().zip(&expected).map(|(a, b)| a / b);
+        assert_near!(ratios, [1.0f32; 2], 1e-4);
+    }
+    let half = recompute_batch_norm(norm(FloatDType::F16), forward, [x.cast(FloatDType::F16)]);
+    let (half, error) = half.unwrap_err().into_parts();
+    assert_matches!(error, PruneError::NonFiniteStatistics { .. });
+    assert_eq!(values(half.running_var.value_sync()), [1.0; 2]);
+}
+
 fn calibrates(device: &Device) {
     let data: Vec<Tensor<2>> = (0..3).map(|seed| tensor(seed, [64, 32], device)).collect();
     let config = PtqConfig::new()
@@ -285,4 +312,148 @@ fn allocates(device: &Device) {
         |_| 1.0,
     );
     assert!(allocation.unwrap().report.within_bound);
+}
+
+/// A network of F32 master weights.
+fn masters(device: &Device) -> Perceptron {
+    struct InF32;
+    impl ModuleMapper for InF32 {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            param.map(|value| value.cast(FloatDType::F32).detach().require_grad())
+        }
+    }
+    net(device).map(&mut InF32)
+}
+
+/// With moments in F32: Burn loads them in F16.
+fn goes_on_from_a_checkpoint(device: &Device) {
+    let step = |model: Perceptron, optim: &mut ModuleOptimizer, seed: u64| {
+        let x = tensor::<2>(seed, [8, 32], device).cast(FloatDType::F32);
+        let loss = model.forward(x).square().mean();
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        optim.step(0.01, model, grads)
+    };
+    let adam_w = || AdamWConfig::new().build();
+    let fresh = || ResumableOptimizer::new(adam_w(), device).init();
+    let (mut model, mut optim) = (masters(device), fresh());
+    for seed in 0..2 {
+        model = step(model, &mut optim, seed);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(folder.path());
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F32).init().unwrap();
+    checkpoints.save(2, &model, &optim, &scaler).unwrap();
+
+    let loaded = checkpoints.load(2, masters(device), fresh());
+    let (loaded, mut resumed, _) = loaded.unwrap();
+    let expected = step(model, &mut optim, 2).weights();
+    assert_eq!(step(loaded, &mut resumed, 2).weights(), expected);
+    // A plain optimizer loads its state on Burn's default device, which may be another one.
+    if Device::default() == *device {
+        let plain = checkpoints.load(2, masters(device), adam_w().into());
+        assert_matches!(
+            plain.err().unwrap().error(),
+            AmpError::OptimizerDtype {
+                recorded: DType::F32,
+                loaded: DType::F16,
+                ..
+            }
+        );
+    }
+}
+
+/// What is told of the pass that fails is added to what the other one tells, in F32.
+#[cfg(feature = "train")]
+fn fails_in_one_pass(device: &Device) {
+    use burn::optim::GradientsAccumulator;
+    use burn::train::TrainStep;
+    use burn_lean::amp::{Amp, AmpTrainStep, Autocast};
+
+    #[derive(Module, Debug)]
+    struct Net {
+        inner: Perceptron,
+    }
+
+    impl AmpTrainStep for Net {
+        type Input = (Tensor<2>, FloatDType);
+        type Output = ();
+
+        fn train_step(&self, autocast: &Autocast, (x, dtype): Self::Input) -> (Tensor<1>, ()) {
+            let y = autocast.forward(x, |x| self.inner.forward(x));
+            (y.mean().cast(dtype), ())
+        }
+    }
+
+    let model = Net {
+        inner: masters(device),
+    };
+    let before = model.inner.weights();
+    let config = AutocastConfig::new(FloatDType::F16);
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
+    let amp = Amp::new(model, &config, &scaler).unwrap();
+    let mut sum = GradientsAccumulator::new();
+    for of_loss in [FloatDType::F16, FloatDType::F32] {
+        let x = tensor::<2>(9, [8, 32], device).cast(FloatDType::F32);
+        let grads = TrainStep::step(&amp, (x, of_loss)).grads;
+        sum.accumulate(&amp, grads);
+    }
+    let mut optim = SgdConfig::new().init();
+    let amp = TrainStep::optimize(amp, &mut optim, 0.1_f64.into(), sum.grads());
+    assert_matches!(
+        amp.monitor().error(),
+        Some(AmpError::LossDtype { dtype: DType::F16 })
+    );
+    assert_eq!(amp.state().unwrap().skipped_steps, 1);
+    assert_eq!(amp.model().inner.weights(), before);
+}
+
+/// The generator is set to one of its own numbers for each comparison of two steps, not to the same one again.
+#[cfg(feature = "train")]
+fn draws_on_after_a_comparison(device: &Device) {
+    use burn::nn::{Dropout, DropoutConfig};
+    use burn::tensor::Distribution;
+    use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
+    use burn_lean::amp::{Amp, OwnSteps};
+
+    #[derive(Module, Debug)]
+    struct Net {
+        inner: Perceptron,
+        dropout: Dropout,
+    }
+
+    impl InferenceStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, x: Tensor<2>) -> RegressionOutput {
+            let y = self.dropout.forward(self.inner.forward(x));
+            RegressionOutput::new(y.clone().square().mean(), y.clone(), y)
+        }
+    }
+
+    impl TrainStep for Net {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
+            let item = InferenceStep::step(self, x);
+            TrainOutput::new(self, item.loss.backward(), item)
+        }
+    }
+
+    device.seed(3);
+    let drawn = [0, 1].map(|_| {
+        let model = OwnSteps::new(Net {
+            inner: masters(device),
+            dropout: DropoutConfig::new(0.5).init(),
+        });
+        let config = AutocastConfig::new(FloatDType::F16);
+        let scaler = GradScalerConfig::for_dtype(FloatDType::F16);
+        let amp = Amp::new(model, &config, &scaler).unwrap();
+        let x = tensor::<2>(9, [8, 32], device).cast(FloatDType::F32);
+        let _ = TrainStep::step(&amp, x);
+        assert_eq!(amp.monitor().error(), None);
+        values(Tensor::<1>::random([8], Distribution::Default, device))
+    });
+    assert_ne!(drawn[0], drawn[1]);
 }

@@ -56,10 +56,11 @@ pub enum AmpError {
     /// Attaching the casts failed.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// A parameter is not FP32, so it cannot be a master weight.
+    /// A parameter is in half precision already, so that it is no master weight, and would be rounded twice on
+    /// the way to the other half precision.
     #[error(
-        "parameter `{path}` is {dtype:?}, but master weights are F32: load or convert the model \
-         in F32 before `prepare`"
+        "parameter `{path}` is {dtype:?} already, but master weights, and weights that `materialize_half` \
+         rounds, are F32: load or convert the model in F32 first"
     )]
     ParameterDtype {
         /// Path of the parameter.
@@ -166,11 +167,11 @@ pub enum AmpError {
         /// The same by the loss of its `InferenceStep`.
         inference: f32,
     },
-    /// Too many steps in a row were skipped: lowering the scale does not help.
+    /// Too many steps in a row were skipped.
     #[error(
-        "{consecutive} steps in a row were skipped, the last at loss scale {loss_scale}: {cause}\
-         {}. Lowering the loss scale further would not help",
-        .parameter.as_ref().map(|path| format!("; first non-finite gradient: `{path}`")).unwrap_or_default()
+        "{consecutive} steps in a row were skipped, the last at loss scale {loss_scale}: {cause}{}. {}",
+        .parameter.as_ref().map(|path| format!("; first non-finite gradient: `{path}`")).unwrap_or_default(),
+        cure(*.cause, *.loss_scale)
     )]
     Diverged {
         /// Skipped steps in a row.
@@ -211,6 +212,22 @@ pub enum AmpError {
     OptimizerState {
         /// What Burn said.
         reason: String,
+    },
+    /// Burn would load the state of an optimizer in another dtype than it was saved in, which its parameter does
+    /// not have either.
+    #[error(
+        "the state of the optimizer for `{parameter}` is {recorded:?}, but Burn loads it as {loaded:?}, the default \
+         of its device: make the optimizer with `ResumableOptimizer`, which keeps the dtype for `Adam` and `AdamW`, \
+         or, if all parameters have one dtype, configure the device with {recorded:?} as its default \
+         (`Device::configure`) before its first tensor: for a plain optimizer that is `Device::default()`"
+    )]
+    OptimizerDtype {
+        /// Path of the parameter.
+        parameter: String,
+        /// What the state is in the checkpoint.
+        recorded: DType,
+        /// What was loaded.
+        loaded: DType,
     },
     /// A checkpoint of a later step is there.
     #[error(
@@ -279,15 +296,28 @@ impl<M> From<Rejected<M, AmpError>> for AmpError {
 
 /// What to do where the forward pass cannot be recorded; nothing where a region would not help.
 fn region_instead(error: &GraphError) -> &'static str {
-    match error {
-        GraphError::Forward { .. }
-        | GraphError::RunningState { .. }
-        | GraphError::Capture { .. }
-        | GraphError::Operation { .. }
-        | GraphError::StopsGradients { .. } => {
-            "; `AutocastConfig::prepare` and `Autocast::forward` do without a recording"
+    match error.is_of_recording() {
+        true => "; `AutocastConfig::prepare` and `Autocast::forward` do without a recording",
+        false => "",
+    }
+}
+
+/// What to do about skipped steps of this cause, the last of them at `loss_scale`.
+fn cure(cause: SkipCause, loss_scale: f32) -> &'static str {
+    match cause {
+        SkipCause::ScaleIsStatic => {
+            "A smaller `LossScale::Static`, `LossScale::Dynamic` or BF16 may help"
         }
-        _ => "",
+        SkipCause::ScaleTooHigh => {
+            "The loss scale was still to be lowered: allow more skipped steps in a row \
+             (`max_consecutive_skips`), and more than `hysteresis`, or begin with a smaller `init_scale`, as \
+             `calibrate_scale` proposes it"
+        }
+        SkipCause::ScaleAtFloor if loss_scale > 1.0 => "A lower `min_scale` may help",
+        SkipCause::OtherReplica => "The report of that replica says why",
+        SkipCause::ScaleAtFloor | SkipCause::LossNotFinite | SkipCause::NormNotFinite => {
+            "Lowering the loss scale further would not help"
+        }
     }
 }
 

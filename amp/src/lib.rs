@@ -98,7 +98,10 @@
 //! [`convolution_of_4096_ones`](self_test::SelfTest::convolution_of_4096_ones).
 //!
 //! Burn loads the state of an optimizer on its default device: where a GPU backend is compiled in and there is no
-//! GPU, a plain optimizer cannot be resumed. A [`ResumableOptimizer`] can.
+//! GPU, a plain optimizer cannot be resumed. A [`ResumableOptimizer`] can. It also loads the state in that device's
+//! default dtype: of F64 parameters, and of F32 ones where the default is half, only `Adam` and `AdamW` in a
+//! [`ResumableOptimizer`] go on, unless the default is made that of all parameters. [`Checkpoints`] refuse others; under
+//! Burn's Learner nothing looks, and the next step panics, or is wrong without a word on GPUs.
 //!
 //! # Feature flags
 //!

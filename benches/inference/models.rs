@@ -124,6 +124,7 @@ impl Deployed for ConvNet {
 
 impl Deployed for ResNet8 {
     const SAMPLE: [usize; 3] = [3, 32, 32];
+    const CALLS_QUANTIZERS: bool = false;
 
     fn run(&self, x: Tensor<4>) -> Tensor<2> {
         self.forward(x)

@@ -10,7 +10,7 @@ use burn_lean_quant::QuantError;
 #[non_exhaustive]
 pub enum DeployError {
     /// The forward pass could not be recorded.
-    #[error(transparent)]
+    #[error("{}{}", .0, without(.0))]
     Graph(#[from] GraphError),
     /// The quantizers of the model are not ready.
     #[error(transparent)]
@@ -91,6 +91,16 @@ pub enum DeployError {
         /// What it said.
         reason: String,
     },
+    /// An ONNX file was run with another number of inputs than it has.
+    #[error(
+        "the file has {expected} inputs, but got {found}: give one tensor for each, in the order of the file"
+    )]
+    FileInputs {
+        /// How many it has.
+        expected: usize,
+        /// How many came.
+        found: usize,
+    },
     /// Inputs or outputs are not those that the engine was compiled for.
     #[error("the engine was compiled for {compiled}, but got {found}: compile it for these, too")]
     Mismatch {
@@ -99,4 +109,12 @@ pub enum DeployError {
         /// What came.
         found: String,
     },
+}
+
+/// Of a forward pass that may well run by itself.
+fn without(error: &GraphError) -> &'static str {
+    match error.is_of_recording() {
+        true => "; there is no export without a recording",
+        false => "",
+    }
 }

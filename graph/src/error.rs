@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use burn::backend::ir::TensorId;
+
 /// Why a forward pass could not be recorded or executed as a graph.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -29,7 +31,7 @@ pub enum GraphError {
     /// What the forward pass leaves in a running state is not part of the recording.
     #[error(
         "what the forward pass leaves in the running state `{path}` cannot be recorded: {reason}. \
-         Compute it from what the closure is given, or call the model without recording"
+         Compute it from what the closure is given"
     )]
     RunningState {
         /// Its path; all of them where it may be any.
@@ -78,10 +80,16 @@ pub enum GraphError {
         /// What Burn said.
         reason: String,
     },
+    /// The device failed while numbers were read back.
+    #[error("reading from the device failed: {reason}")]
+    Device {
+        /// What Burn said.
+        reason: String,
+    },
     /// An operation cannot be executed.
     #[error(
-        "operation `{operation}` of {module} cannot be executed from a recording: {why}. Call the \
-         model without recording"
+        "operation `{operation}` of {module} cannot be executed from a recording: {why}. Write it with other \
+         operations, or compute it outside of the recorded closure"
     )]
     Operation {
         /// Name of the operation.
@@ -118,8 +126,7 @@ pub enum GraphError {
         "the gradient of `{parameter}` through the recording is off by {error:.1e} of its size: \
          the forward pass stops gradients somewhere (`detach`), which a recording cannot show. Call \
          `burn_lean::stop_gradient(x)` in the place of `x.detach()`; in code that is not yours detach \
-         outside of the recorded closure, which returns what the loss is made of, or call the model \
-         without recording"
+         outside of the recorded closure, which returns what the loss is made of"
     )]
     StopsGradients {
         /// Path of the parameter, or `input` and its place.
@@ -132,6 +139,16 @@ pub enum GraphError {
     Mismatch {
         /// What was recorded.
         recorded: String,
+        /// What came.
+        found: String,
+    },
+    /// A value that was to take the place of a parameter has another shape or dtype.
+    #[error("`{path}` is {expected}: {found} cannot take its place")]
+    Replacement {
+        /// Path of the parameter.
+        path: String,
+        /// What it is.
+        expected: String,
         /// What came.
         found: String,
     },
@@ -182,6 +199,17 @@ pub enum GraphError {
         /// What is there.
         why: String,
     },
+    /// A tensor was asked for where it is not there: it is made later, or nothing reads it any more.
+    #[error(
+        "`{tensor}` is not alive at operation {operation} of the recording: ask for it at an operation that \
+         reads it, or right after the one that makes it"
+    )]
+    NotAlive {
+        /// The tensor.
+        tensor: TensorId,
+        /// Which operation, counted from 0.
+        operation: usize,
+    },
     /// A parameter that the recorded operations do not read.
     #[error(
         "no operation of the recording reads a parameter `{path}` of this rank: check the path, \
@@ -199,40 +227,85 @@ const EARLIER: &str = "The closure reads a tensor that an earlier pass left: a c
                        (`tensors!` names the tensors of a type of your own; those of Burn's caches are \
                        private)";
 
-/// What to do about a forward pass that panicked so while it was recorded.
+/// Of a forward pass that would fail anyway.
+const FAILS_ANYWAY: &str =
+    "It would not run without a recording either, where a shape or a value does not fit";
+
+/// Of dtypes that no operation takes together, which a GPU computes all the same, wrongly.
+const OTHER_DTYPE: &str =
+    "The dtype of an input is not that of the weights that it meets: cast the input, or the model";
+
+impl GraphError {
+    /// Whether it is of the recording: called by itself, the model may well run.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_lean_graph::record;
+    ///
+    /// let device = Device::flex();
+    /// let model = LinearConfig::new(4, 2).init(&device);
+    /// let x = Tensor::<2>::ones([3, 4], &device);
+    /// let reads = record(&model, &x, |model, x| {
+    ///     let y = model.forward(x);
+    ///     y.clone() / y.sum().into_scalar::<f32>()
+    /// });
+    /// assert!(reads.unwrap_err().is_of_recording());
+    /// let fails_anyway = record(&model, &x, |model, x| model.forward(x.reshape([2, 5])));
+    /// assert!(!fails_anyway.unwrap_err().is_of_recording());
+    /// ```
+    pub fn is_of_recording(&self) -> bool {
+        match self {
+            Self::Forward { reason, .. } => ![FAILS_ANYWAY, OTHER_DTYPE].contains(&advice(reason)),
+            Self::ForeignOutput { .. }
+            | Self::RunningState { .. }
+            | Self::Capture { .. }
+            | Self::Operation { .. }
+            | Self::StopsGradients { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// What to do about a forward pass that panicked so while it was recorded: with a message, and its place at the end.
 fn advice(reason: &str) -> &'static str {
-    let elsewhere = reason.contains("wrong backend") || reason.contains("same device");
+    // The user's own files may have any name.
+    let (said, place) = reason.rsplit_once(" (at ").unwrap_or((reason, ""));
+    let reads_in = |package: &str, file: &str| {
+        said.contains("no concrete value") && place.contains(package) && place.contains(file)
+    };
+    let elsewhere = said.contains("wrong backend") || said.contains("same device");
     // Two recordings have two capture devices, unless the second is lent that of the first.
-    let is_earlier = elsewhere && reason.matches("Capture(").count() > 1;
-    if is_earlier || reason.contains("scope is already complete") {
+    let is_earlier = elsewhere && said.matches("Capture(").count() > 1;
+    if is_earlier || said.contains("scope is already complete") {
         EARLIER
     } else if elsewhere {
         "The closure uses a tensor or a module that it was not given, makes one on a device from outside of \
          it, or moves one to another device: pass tensors in its input, make a second model a part of the \
          model, and build what holds tensors, as a loss with weights, inside of the closure, on the device \
          of what the closure is given (`x.device()`)"
-    } else if reason.contains("ctc.rs") {
+    } else if reads_in("burn-nn", "ctc.rs") {
         "Burn's `CTCLoss` reads the lengths where it is built with debug assertions: build with `--release`, or \
          compute the loss outside of the closure, from the log-probabilities that it returns"
-    } else if reason.contains("check.rs") || reason.contains("orderable.rs") {
+    } else if reads_in("burn-tensor", "check.rs") || reads_in("burn-tensor", "orderable.rs") {
         "While recording, tensors have no values, and Burn's `one_hot` and `one_hot_fill` read them: pass \
          the one-hot tensor as an input, or make it by `labels.unsqueeze_dim::<2>(1).equal(classes)` with \
          `classes = Tensor::<1, Int>::arange(0..count, &device).unsqueeze()`"
-    } else if reason.contains("DTypeMismatch") {
-        "The dtype of an input is not that of the weights that it meets: cast the input, or the model"
-    } else if reason.contains("capture device with autodiff") {
+    } else if said.contains("DTypeMismatch") {
+        OTHER_DTYPE
+    } else if said.contains("capture device with autodiff") {
         "A BatchNorm that is called twice in training reads what its first call has left: run the closure once \
          for each batch and add the losses outside of it, which leaves the model what it is, or call it once on \
          both batches joined (`Tensor::cat`), whose statistics are those of both. A module of the closure's own \
          is built outside of it and made a part of the model; `to_device` and `backward` are called outside"
     } else if ["no concrete value", "autodiff", "apture"]
         .iter()
-        .any(|said| reason.contains(said))
+        .any(|cause| said.contains(cause) || place.contains("burn-") && place.contains(cause))
     {
         "While recording, tensors have no values and no backward pass: read values (`into_scalar`, \
          `into_data`), call `backward`, `inner` or `to_device` outside of the recorded closure"
     } else {
-        "It would not run without a recording either, where a shape or a value does not fit"
+        FAILS_ANYWAY
     }
 }
 

@@ -47,6 +47,14 @@ pub enum KernelError {
         /// Rows of the weight.
         rows: usize,
     },
+    /// Several blocks of an odd number of rows, where codes are multiplied by codes: those are in pairs of rows.
+    #[error(
+        "several blocks need an even number of rows each, to multiply by codes: {block} is odd"
+    )]
+    OddBlock {
+        /// Rows that share a scale.
+        block: usize,
+    },
 }
 
 /// Whether codes are of 4 or 8 bits.

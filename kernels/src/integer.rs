@@ -62,8 +62,8 @@ impl IntegerMatrix {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), of sums of a block; [`KernelError::Block`] unless blocks divide the rows, several
-    /// ones in pairs of rows.
+    /// As [`new`](Self::new), of sums of a block; [`KernelError::Block`] unless blocks divide the rows,
+    /// [`KernelError::OddBlock`] for several of an odd number of rows.
     pub fn in_blocks(
         codes: &[i8],
         [rows, columns]: [usize; 2],
@@ -73,7 +73,7 @@ impl IntegerMatrix {
         let blocks = Packed::new(codes, [rows, columns], bits, blocks)?;
         let block = blocks.rows;
         if block != rows && !block.is_multiple_of(2) {
-            return Err(KernelError::Block { block, rows });
+            return Err(KernelError::OddBlock { block });
         }
         for block in codes.chunks((block * columns).max(1)) {
             check_sums(block, columns)?;

@@ -374,6 +374,16 @@ fn what_does_not_fit_is_refused() {
         IntegerMatrix::new(&[1], 2, 1, 8),
         Err(KernelError::Length { .. })
     ));
+    // 3 divides 6, but codes are in pairs of rows.
+    let in_blocks = |block: usize| {
+        let scales = vec![1.0; 6 / block * 4];
+        let blocks = Blocks::new(block, &scales);
+        IntegerMatrix::in_blocks(&[1; 24], [6, 4], 8, blocks).map(|_| ())
+    };
+    assert_eq!(in_blocks(3), Err(KernelError::OddBlock { block: 3 }));
+    let rows = 6;
+    assert_eq!(in_blocks(4), Err(KernelError::Block { block: 4, rows }));
+    assert_eq!(in_blocks(2), Ok(()));
 }
 
 #[test]

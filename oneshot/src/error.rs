@@ -9,7 +9,7 @@ use burn_lean_quant::QuantError;
 #[non_exhaustive]
 pub enum OneShotError {
     /// The forward pass cannot be followed.
-    #[error(transparent)]
+    #[error("{}{}", .0, instead(.0))]
     Graph(#[from] GraphError),
     /// Weights cannot be given quantizers ([`Compressed::prepare`](crate::Compressed::prepare)).
     #[error(transparent)]
@@ -158,7 +158,36 @@ pub(crate) fn invalid<T>(
     })
 }
 
+/// What compresses a forward pass that may well run by itself.
+fn instead(error: &GraphError) -> &'static str {
+    match error.is_of_recording() {
+        true => {
+            "; without a recording `PtqConfig` quantizes layers that are called by `forward_q`, and \
+             `PrunerConfig` prunes from gradients of a loss"
+        }
+        false => "",
+    }
+}
+
 fn listed(paths: &[String]) -> String {
     let quoted: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
     quoted.join(" = ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_compresses_without_a_recording_is_named_where_one_is_in_the_way() {
+        let stops = GraphError::Operation {
+            operation: "custom",
+            module: "`layer`".into(),
+            why: "it has no name".into(),
+        };
+        let stops = OneShotError::Graph(stops).to_string();
+        assert!(stops.contains("`forward_q`") && stops.contains("`PrunerConfig`"));
+        let no_batch = OneShotError::Graph(GraphError::NoBatch);
+        assert_eq!(no_batch.to_string(), GraphError::NoBatch.to_string());
+    }
 }

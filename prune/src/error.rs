@@ -1,16 +1,18 @@
 //! What can go wrong, with what to do about it.
 
+mod sources;
+
 use burn::tensor::{DType, FloatDType};
 use burn_lean_graph::GraphError;
 use burn_lean_layerwise::LayerwiseError;
-use burn_lean_reparam::{AttachError, Rejected};
+use burn_lean_reparam::AttachError;
 
 use crate::model::{SelectedParameter, largest};
 use crate::sparse::RecordFault;
 
 /// Every error of this crate.
 ///
-/// Functions that consume a model return it inside a [`Rejected`]; `?` converts that into a
+/// Functions that consume a model return it inside a [`Rejected`](burn_lean_reparam::Rejected); `?` converts that into a
 /// `PruneError` where the model is not needed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -470,7 +472,7 @@ pub enum PruneError {
         /// What stands in the way.
         reason: String,
     },
-    /// The forward pass cannot be recorded, or not be executed from its recording.
+    /// A forward pass to prune by cannot be recorded, or not be executed from its recording.
     #[error(
         "pruning layer by layer needs a recorded forward pass: {source}. Without one, \
          `PrunerConfig` prunes from gradients of a loss (CHITA)"
@@ -479,6 +481,15 @@ pub enum PruneError {
         /// What stands in the way.
         source: GraphError,
     },
+    /// The forward pass of a model to make smaller cannot be recorded, or not be executed from its recording.
+    #[error("making layers smaller needs a recorded forward pass: {source}")]
+    ShrinkNotRecorded {
+        /// What stands in the way.
+        source: GraphError,
+    },
+    /// A recorded forward pass failed at what it was given.
+    #[error(transparent)]
+    Graph(GraphError),
     /// The system of a layer cannot be solved.
     #[error("`{path}`: {source}")]
     LayerSystem {
@@ -557,38 +568,10 @@ pub enum PruneError {
     },
 }
 
-impl PruneError {
-    /// A training between stages that failed, with its model: what the closures of
-    /// [`GradualConfig`](crate::GradualConfig) and [`GradualPruner`](crate::GradualPruner) return.
-    ///
-    /// ```
-    /// use burn_lean_prune::PruneError;
-    ///
-    /// let rejected = PruneError::training("model", "the loss is NaN");
-    /// assert_eq!(rejected.to_string(), "training between the stages failed: the loss is NaN");
-    /// assert_eq!(rejected.into_value(), "model");
-    /// ```
-    pub fn training<M>(model: M, reason: impl ToString) -> Rejected<M, PruneError> {
-        let reason = reason.to_string();
-        Rejected::new(model, Self::Training { reason })
-    }
-
-    /// Of what a closure said when it panicked.
-    pub(crate) fn panics(closure: &'static str) -> impl FnOnce(String) -> Self {
-        move |reason| Self::Panics { closure, reason }
-    }
-}
-
 /// What a parameter carries.
 fn reparameterization(name: &Option<String>) -> String {
     name.as_ref()
         .map_or("nothing".into(), |name| format!("`{name}`"))
-}
-
-impl<M> From<Rejected<M, PruneError>> for PruneError {
-    fn from(rejected: Rejected<M, PruneError>) -> Self {
-        rejected.into_error()
-    }
 }
 
 /// What a record, or a model, has in a place.

@@ -1,5 +1,6 @@
 //! What can go wrong, with what to do about it.
 
+use burn_lean_graph::GraphError;
 use burn_lean_reparam::{AttachError, Rejected};
 
 /// Every error of this crate.
@@ -19,8 +20,8 @@ pub enum QuantError {
         error: Box<QuantError>,
     },
     /// A forward pass that cannot be recorded or executed as a graph.
-    #[error(transparent)]
-    Graph(#[from] burn_lean_graph::GraphError),
+    #[error("{}{}", .0, without_recording(.0))]
+    Graph(#[from] GraphError),
     /// This crate was built without the operations for the backend of the model or tensor.
     #[error(
         "burn-lean was built without the operations for the backend {backend}: give `burn-lean` \
@@ -194,6 +195,13 @@ pub enum QuantError {
         /// What has seen none.
         what: String,
     },
+    /// The inputs of layers are asked for, and none was shown.
+    #[error(
+        "no linear layer and no convolution has shown its inputs, which a plain `forward` does not: run data \
+         through the prepared model by `QuantizedForward::run`, as `PtqConfig::quantize_for` does by itself, or \
+         call its layers with `forward_q`, which `#[quantize_calls]` puts in"
+    )]
+    NoLayerInputs,
     /// A quantized tensor that Burn, or the device, cannot hold.
     #[error(
         "{scheme} of shape {shape:?} cannot be a quantized tensor of Burn: {reason}; choose another \
@@ -320,14 +328,30 @@ pub enum QuantError {
         /// The value.
         value: f32,
     },
-    /// A record was made with another scheme, or by another version.
+    /// A record, a file or a quantized tensor was made with another scheme, or by another version.
     #[error(
-        "the record that was loaded is of another scheme than {expected}: prepare the model with \
-         the config that the record was made with"
+        "what is loaded is {found}, not {expected}: prepare the model as the saved one was, or with the scheme \
+         of the file"
     )]
     ForeignScheme {
         /// The scheme of the model.
         expected: String,
+        /// What was found in its place.
+        found: String,
+    },
+    /// A file has a range for an input that the model rounds by the values at hand, or the other way round.
+    #[error(
+        "the input of its layer is rounded {}",
+        match .is_dynamic {
+            true => "by the range of the values at hand in the file, and by one of its own in the model: \
+                     prepare the model with `ObserverConfig::Memoryless` for activations",
+            false => "by a range of its own in the file, and by that of the values at hand in the model: \
+                      prepare the model with an observer that keeps a range, `ObserverConfig::MinMax` for example",
+        }
+    )]
+    ForeignRange {
+        /// Whether that of the file is the range of the values at hand.
+        is_dynamic: bool,
     },
     /// A file could not be read or written, or is not what it should be.
     #[error("{action} {path}: {reason}")]
@@ -383,6 +407,16 @@ impl QuantError {
 impl<M> From<Rejected<M, QuantError>> for QuantError {
     fn from(rejected: Rejected<M, QuantError>) -> Self {
         rejected.into_error()
+    }
+}
+
+/// What to do where the forward pass cannot be recorded; nothing where it would not run otherwise either.
+fn without_recording(error: &GraphError) -> &'static str {
+    match error.is_of_recording() {
+        true => {
+            "; training and inference with layers that are called by `forward_q` (`#[quantize_calls]`) do without a recording"
+        }
+        false => "",
     }
 }
 

@@ -75,6 +75,12 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
+    /// The test set of a report gave no example.
+    #[error(
+        "`report`: `test` gave no example: it is called several times, and must give all examples from the \
+         start each time"
+    )]
+    NoTestExample,
     /// A batch that is trained on, or that an example is taken of, has none.
     #[error("`{stage}`: a batch has no example: leave empty batches out of the loader")]
     EmptyBatch {
@@ -194,10 +200,10 @@ pub enum RecipeError {
         reason: String,
     },
     /// Of mixed precision.
-    #[error(transparent)]
+    #[error("{}", of_amp(.0))]
     Amp(#[from] AmpError),
     /// Of quantization.
-    #[error(transparent)]
+    #[error("{}", of_quant(.0))]
     Quant(#[from] QuantError),
     /// Of pruning.
     #[error(transparent)]
@@ -211,6 +217,16 @@ pub enum RecipeError {
 }
 
 impl RecipeError {
+    /// A model that has nothing to train or to compress.
+    pub(crate) fn no_parameters(stage: &str) -> Self {
+        Self::Invalid {
+            stage: stage.into(),
+            field: "model",
+            value: "one without parameters".into(),
+            expected: "one that has some".into(),
+        }
+    }
+
     /// An error of a closure of the task, an evaluation for example.
     pub fn task(reason: impl Display) -> Self {
         Self::Task {
@@ -270,6 +286,7 @@ impl RecipeError {
             | Self::TaskLacks { .. }
             | Self::Reparameterized { .. }
             | Self::NoBatch { .. }
+            | Self::NoTestExample
             | Self::EmptyBatch { .. }
             | Self::Diverged { .. }
             | Self::Interrupted { .. }
@@ -282,6 +299,27 @@ impl RecipeError {
                 error: Box::new(error),
             },
         }
+    }
+}
+
+/// What a program that calls `amp` itself can do, a recipe cannot.
+fn of_amp(error: &AmpError) -> String {
+    match error {
+        AmpError::Graph(graph) if graph.is_of_recording() => format!(
+            "{graph}; in F32 (`dtype = \"f32\"`) a training without quantizers needs no recording"
+        ),
+        error => error.to_string(),
+    }
+}
+
+/// Likewise of `quant`.
+fn of_quant(error: &QuantError) -> String {
+    match error {
+        QuantError::Graph(graph) if graph.is_of_recording() => format!(
+            "{graph}; a recipe quantizes recorded forward passes alone: without a recording `PtqConfig` and \
+             `QatConfig` do, where layers are called by `forward_q`"
+        ),
+        error => error.to_string(),
     }
 }
 

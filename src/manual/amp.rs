@@ -141,4 +141,5 @@
 //! | in a region: mixed dtypes | [`audit`](crate::amp::audit()) names all calls that belong into [`full_precision`](crate::amp::full_precision()), in one run |
 //! | skipped steps | the [`StepReport`](crate::amp::StepReport) says which parameter overflowed; a few at the start are how the scale is found |
 //! | `OptimizerState` when a checkpoint is loaded, a panic in Burn's Learner | Burn loads the state of an optimizer on its default device, which is not there: [`ResumableOptimizer`](crate::amp::ResumableOptimizer) from the start |
-//! | `Diverged` | [`calibrate_scale`](crate::amp::calibrate_scale), which fails where FP32 is not finite either |
+//! | `OptimizerDtype` | Burn loads the state in the default dtype of that device: [`ResumableOptimizer`](crate::amp::ResumableOptimizer) for `Adam` and `AdamW`; for others configure the device with the dtype of the parameters, if they all have one |
+//! | `Diverged` | what it says; [`calibrate_scale`](crate::amp::calibrate_scale), which fails where FP32 is not finite either |

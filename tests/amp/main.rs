@@ -9,6 +9,8 @@ mod autocast;
 mod clipping;
 #[cfg(feature = "ndarray")]
 mod devices;
+mod divergence;
+mod double_precision;
 #[cfg(feature = "ndarray")]
 mod emulation;
 mod grad_scaler;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use burn::module::{Module, Param, ParamGroup, Quantizer};
-use burn::nn::{BatchNorm, BatchNormConfig, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, DropoutConfig, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::quantization::{Calibration, QuantValue};
@@ -316,6 +316,24 @@ fn a_pass_that_stops_gradients_is_refused_at_its_first_step() {
     };
     assert_says!(error, "Autocast::forward");
     assert!(run(Autocast::new(FloatDType::BF16).without_verification()).is_ok());
+}
+
+/// A pooling, an activation or a loss by itself, after layers that train.
+#[test]
+fn a_function_without_parameters_takes_an_input_that_has_a_gradient() {
+    on_tracked(|device| {
+        let dropout = DropoutConfig::new(0.0).init();
+        let h = Tensor::<2>::full([2, 2], 3.0, &device).require_grad();
+        let run = emulating(FloatDType::F16).run(&dropout, h.clone(), |_, h| h.clone().matmul(h));
+        let y = run.unwrap();
+        assert_eq!(values(y.clone()), [18.0; 4]);
+        // Of each number its row of one factor and its column of the other.
+        let gradients = y.sum().backward();
+        assert_eq!(values(h.grad(&gradients).unwrap()), [12.0; 4]);
+        let stops = emulating(FloatDType::F16).run(&dropout, h, |_, h| h.clone() * h.detach());
+        let error = stops.unwrap_err();
+        assert_matches!(error, AmpError::Graph(GraphError::StopsGradients { .. }));
+    });
 }
 
 #[cfg(feature = "ndarray")]

@@ -72,6 +72,12 @@ fn a_function_without_parameters_runs_where_its_input_is() {
             .unwrap_err();
         let region = "`AutocastConfig::prepare` and `Autocast::forward` do without a recording";
         assert!(reads.to_string().ends_with(region), "{reads}");
+        // Nor does it help where the pass would fail anyway.
+        let x = Tensor::<2>::ones([2, 2], &target.device);
+        let fails = autocast.run(&dropout, x, |_, x| x.reshape([3, 5]));
+        let fails = fails.unwrap_err();
+        assert_matches!(fails, AmpError::Graph(GraphError::Forward { .. }));
+        assert!(!fails.to_string().contains("AutocastConfig::prepare"));
     });
 }
 

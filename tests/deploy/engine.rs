@@ -387,6 +387,14 @@ fn a_model_without_parameters_is_run_by_burn_where_its_inputs_are() {
     assert_eq!(engine.report().backend, Backend::Burn);
     let expected = values(x.clone() * 2.0);
     assert_eq!(values(engine.run(&x).unwrap()), expected);
+    #[cfg(feature = "ndarray")]
+    {
+        // The shapes are the same.
+        #[allow(deprecated)]
+        let elsewhere = x.to_device(&Device::ndarray());
+        let refused = engine.run(&elsewhere).unwrap_err();
+        assert_says!(refused, "Flex", "NdArray");
+    }
 }
 
 #[test]

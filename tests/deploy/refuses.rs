@@ -66,6 +66,11 @@ fn a_forward_pass_that_reads_a_value_is_refused() {
         };
         let refused = Export::record(&Nothing {}, &x, forward).unwrap_err();
         assert_matches!(refused, DeployError::Graph(_));
+        assert_says!(refused, "there is no export without a recording");
+        // It would not run by itself either.
+        let forward = |_: &Nothing, x: Tensor<2>| x.reshape([5, 5]);
+        let refused = Export::record(&Nothing {}, &x, forward).unwrap_err();
+        assert!(!refused.to_string().contains("no export"), "{refused}");
     });
 }
 
@@ -251,7 +256,9 @@ fn files_are_written_whole_and_broken_ones_refused() {
     let expected: TensorData = linear.forward(x).into_data();
     // Sums of 5 terms, of at most 2.5 together.
     y[0].assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::absolute(2e-6));
-    assert_matches!(file.run(vec![]).unwrap_err(), DeployError::Mismatch { .. });
+    let refused = file.run(vec![]).unwrap_err();
+    assert_says!(refused, "has 1 inputs, but got 0");
+    assert_matches!(refused, DeployError::FileInputs { .. });
 
     for broken in [&bytes[..bytes.len() / 2], b"no model at all", &[]] {
         std::fs::write(&path, broken).unwrap();

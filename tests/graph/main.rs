@@ -4,6 +4,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod advice;
+mod deep;
 mod follows;
 mod lean;
 mod models;

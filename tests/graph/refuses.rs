@@ -6,7 +6,7 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_lean::graph::{AsRecorded, GraphError, Tensors, Verified, record, record_with_backward};
 
-use crate::support::{on_tracked, tensor, values};
+use crate::support::{each_device, on_tracked, tensor, values};
 
 fn linear(device: &Device) -> Linear {
     LinearConfig::new(3, 3).init(device)
@@ -455,32 +455,47 @@ fn tensors_of_several_devices_are_refused_by_name() {
 /// Nothing but rounding is left of them, in one order in the recording and in another in the model.
 #[test]
 fn gradients_that_are_zero_but_for_rounding_are_no_stopped_ones() {
-    on_tracked(|device| {
-        let model = linear(&device);
-        let x = tensor::<2>(1, [5, 3], &device);
-        let verified = |forward: fn(&Linear, Tensor<2>) -> Tensor<1>| {
-            let recording = record_with_backward(&model, &x, forward).unwrap();
-            recording.verify_gradients(&model, &x)
+    use FloatDType::{BF16, F16, F32, F64};
+    each_device(|target| {
+        // Not every function of a shader has each dtype that its device has.
+        let has = |dtype: FloatDType| {
+            dtype == F32 || !target.is_gpu() && target.device.supports_dtype(dtype)
         };
-        // Sums of a softmax are 1, whatever goes in; so are norms of what is normalized.
-        let whole: [fn(&Linear, Tensor<2>) -> Tensor<1>; 2] = [
-            |model, x| softmax(model.forward(x) * 30.0, 1).sum(),
-            |model, x| {
+        let device = target.device.clone().autodiff();
+        for dtype in [F32, F64, F16, BF16]
+            .into_iter()
+            .filter(|dtype| has(*dtype))
+        {
+            let mut model = linear(&device);
+            let as_leaf = |value: Tensor<2>| value.cast(dtype).detach().require_grad();
+            model.weight = model.weight.map(as_leaf);
+            let bias = model.bias.take().unwrap();
+            model.bias = Some(bias.map(|value| value.cast(dtype).detach().require_grad()));
+            let x = tensor::<2>(1, [5, 3], &device).cast(dtype);
+            let verified = |forward: fn(&Linear, Tensor<2>) -> Tensor<1>| {
+                let recording = record_with_backward(&model, &x, forward).unwrap();
+                recording.verify_gradients(&model, &x)
+            };
+            // Sums of a softmax are 1, whatever goes in; so are norms of what is normalized.
+            let whole: [fn(&Linear, Tensor<2>) -> Tensor<1>; 2] = [
+                |model, x| softmax(model.forward(x) * 30.0, 1).sum(),
+                |model, x| {
+                    let y = model.forward(x);
+                    let norm = y.clone().powi_scalar(2).sum_dim(1).sqrt();
+                    (y / norm).powi_scalar(2).sum()
+                },
+            ];
+            for forward in whole {
+                assert_eq!(verified(forward), Ok(Verified::Same), "{dtype:?}");
+            }
+            let error = verified(|model, x| {
                 let y = model.forward(x);
-                let norm = y.clone().powi_scalar(2).sum_dim(1).sqrt();
+                let norm = y.clone().powi_scalar(2).sum_dim(1).sqrt().detach();
                 (y / norm).powi_scalar(2).sum()
-            },
-        ];
-        for forward in whole {
-            assert_eq!(verified(forward), Ok(Verified::Same));
+            });
+            let error = error.unwrap_err();
+            assert_matches!(error, GraphError::StopsGradients { .. });
         }
-        let error = verified(|model, x| {
-            let y = model.forward(x);
-            let norm = y.clone().powi_scalar(2).sum_dim(1).sqrt().detach();
-            (y / norm).powi_scalar(2).sum()
-        });
-        let error = error.unwrap_err();
-        assert_matches!(error, GraphError::StopsGradients { .. });
     });
 }
 

@@ -507,11 +507,15 @@ fn values_that_do_not_fit_are_refused_with_the_path() {
         walk.result(0, Pass::Original).unwrap_err(),
         GraphError::Unfinished
     );
+    let later = walk.products().pop().unwrap();
     let mut step = walk.next_product().unwrap().unwrap();
     let product = step.product().unwrap();
     let wrong = tensor::<2>(1, [3, 4], &device);
     let error = step.replace_weight(&product, wrong.clone()).unwrap_err();
     assert_says!(error, "first.weight");
+    assert_matches!(error, GraphError::Replacement { .. });
+    let error = step.row_count(&later, 0, Pass::Original).unwrap_err();
+    assert_matches!(error, GraphError::NotAlive { .. });
     let error = step.replace("second.weight", wrong.clone()).unwrap_err();
     assert_says!(error, "second.weight");
     let half = step.parameter::<2>("second.weight", Pass::Original);

@@ -8,7 +8,7 @@ use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, PaddingConfig1d,
     PaddingConfig2d, PaddingConfig3d,
 };
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::graph::{AsRecorded, Pass, Product, Walk, record};
 
 /// One layer of each kind that has rows.
@@ -296,5 +296,27 @@ fn one_number_that_is_added_to_all_columns_is_no_bias_of_each() {
             let found = recording.execute(&model, &x, &AsRecorded).unwrap();
             near(&values(forward(&model, x)), &values(found), "sum");
         }
+    });
+}
+
+/// Burn on CubeCL casts it to F32, as which it is stored, by leaving it as it is.
+#[test]
+fn rows_in_flex32_are_read_as_f32() {
+    each_device(|target| {
+        let device = &target.device;
+        if !target.is_gpu() || !device.supports_dtype(DType::Flex32) {
+            return;
+        }
+        let of = |shape: [usize; 2], number: f32| -> Tensor<2> {
+            Tensor::full(shape, number, (device, DType::Flex32))
+        };
+        let mut layer: Linear = LinearConfig::new(3, 2).with_bias(false).init(device);
+        layer.weight = Param::from_tensor(of([3, 2], 0.5));
+        let walk = Walk::record(&layer, [of([4, 3], 1.5)], |layer, x| layer.forward(x));
+        let mut walk = walk.unwrap();
+        let mut step = walk.next_product().unwrap().unwrap();
+        let product = step.product().unwrap();
+        let rows = step.sampled_rows(&product, 0, Pass::Original, 0, 0, 1);
+        assert_eq!(rows.unwrap(), [1.5; 12]);
     });
 }

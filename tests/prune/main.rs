@@ -9,6 +9,7 @@ mod support;
 mod seals;
 
 mod batch_norm;
+mod dtypes;
 mod fisher;
 mod fisher_checks;
 mod gradient_matrix;
@@ -53,3 +54,4 @@ mod solver_properties;
 mod sparse_record;
 mod splicing;
 mod tuning;
+mod warnings;

@@ -473,6 +473,23 @@ fn units_go_behind_activations_that_compare() {
     }
 }
 
+/// Nothing is pruned layer by layer here, and CHITA makes no layer smaller.
+#[test]
+fn a_forward_pass_that_reads_a_value_is_no_reason_for_another_method() {
+    let device = Device::flex();
+    let model = LinearConfig::new(4, 6).init(&device);
+    let forward = |model: &Linear, x: Tensor<2>| {
+        let scale = x.clone().sum().into_scalar::<f32>();
+        model.forward(x * scale)
+    };
+    let x = tensor(2, [4, 4], &device);
+    let rejected = Shrink::to(0.5).shrink(model, forward, x).unwrap_err();
+    let error = rejected.error();
+    assert_matches!(error, PruneError::ShrinkNotRecorded { .. });
+    assert_says!(error, "making layers smaller needs a recorded forward pass");
+    assert!(!error.to_string().contains("CHITA"), "{error}");
+}
+
 /// A recording computes nothing, so that the index is met later.
 #[test]
 fn a_batch_that_the_forward_pass_panics_at_gives_the_model_back() {

@@ -16,12 +16,12 @@ use burn_lean::reparam::{ChainReparameterizer, attach};
 use crate::compressed_tensors::Net;
 use crate::support::{cast, scratch, tensor, values, with_numbers};
 
-/// As checkpoints come: everything but the codes in half precision.
+/// As checkpoints come: everything but the codes in half precision, say.
 #[test]
-fn a_checkpoint_in_half_precision_gives_a_model_in_it() {
+fn a_checkpoint_in_another_precision_gives_a_model_in_it() {
     let device = Device::flex();
-    let (_folder, path) = scratch("half.safetensors");
-    for dtype in [FloatDType::F16, FloatDType::BF16] {
+    let (_folder, path) = scratch("other.safetensors");
+    for dtype in [FloatDType::F16, FloatDType::BF16, FloatDType::F64] {
         let config = QatConfig::new().with_activation(None);
         let net = cast(Net::new(3, &device), dtype);
         let net = config.prepare(net).unwrap();
@@ -29,18 +29,41 @@ fn a_checkpoint_in_half_precision_gives_a_model_in_it() {
         let expected = values(net.forward(x.clone()).cast(FloatDType::F32));
         save_compressed_tensors(&net, &path).unwrap();
         let fresh = || Net::new(4, &device);
-        let half = || cast(fresh(), dtype);
+        let other = || cast(fresh(), dtype);
         for model in [
             fresh(),
-            half(),
+            other(),
             config.prepare(fresh()).unwrap(),
-            config.prepare(half()).unwrap(),
+            config.prepare(other()).unwrap(),
         ] {
             let loaded = load_compressed_tensors(model, &path).unwrap();
             assert_eq!(loaded.fc1.weight.val().dtype(), dtype.into());
             let found = loaded.forward(x.clone());
             assert_eq!(found.dtype(), dtype.into());
             assert_eq!(values(found.cast(FloatDType::F32)), expected);
+        }
+    }
+}
+
+#[test]
+fn codes_without_floats_beside_them_are_in_the_dtype_of_the_model() {
+    let device = Device::flex();
+    let (_folder, path) = scratch("codes.safetensors");
+    let config = QatConfig::new().with_activation(None);
+    for dtype in [FloatDType::F32, FloatDType::F16, FloatDType::F64] {
+        let fresh = |seed| -> Vec<Linear> {
+            let layer = LinearConfig::new(8, 6).with_bias(false).init(&device);
+            cast(with_numbers(vec![layer], seed), dtype)
+        };
+        let x = tensor::<2>(5, [4, 8], &device).cast(dtype);
+        let prepared = config.prepare(fresh(3)).unwrap();
+        let expected = values(prepared[0].forward(x.clone()));
+        save_compressed_tensors(&prepared, &path).unwrap();
+        for model in [fresh(4), config.prepare(fresh(4)).unwrap()] {
+            let loaded = load_compressed_tensors(model, &path).unwrap();
+            let found = loaded[0].forward(x.clone());
+            assert_eq!(found.dtype(), dtype.into());
+            assert_eq!(values(found), expected);
         }
     }
 }
@@ -102,11 +125,21 @@ fn inputs_of_another_granularity_are_refused_with_the_layer() {
     let net = calibrate(of_all(), |net| drop(net.forward(x.clone()))).unwrap();
     save_compressed_tensors(&net, &path).unwrap();
     load_compressed_tensors(of_all(), &path).unwrap();
-    let rejected = load_compressed_tensors(by_row(), &path).unwrap_err();
-    assert_says!(rejected.error(), "fc1.weight");
+    let refused = |net: Net| load_compressed_tensors(net, &path).unwrap_err();
+    assert_says!(
+        refused(by_row()),
+        "fc1.weight",
+        "is INT8, symmetric, per tensor, not INT8, symmetric, per token, dynamic"
+    );
+    // Of the same scheme, but not of the same time.
+    let at_hand = || of(scheme.clone(), ObserverConfig::Memoryless);
+    assert_says!(refused(at_hand()), "fc1.weight", "`ObserverConfig::MinMax`");
+    save_compressed_tensors(&at_hand(), &path).unwrap();
+    load_compressed_tensors(at_hand(), &path).unwrap();
+    assert_says!(refused(of_all()), "`ObserverConfig::Memoryless`");
     save_compressed_tensors(&by_row(), &path).unwrap();
     load_compressed_tensors(by_row(), &path).unwrap();
-    load_compressed_tensors(of_all(), &path).unwrap_err();
+    assert_says!(refused(of_all()), "per token, dynamic, not INT8");
 }
 
 #[derive(Module, Debug)]

@@ -215,10 +215,8 @@ fn a_model_that_quantizes_in_another_way_is_told_so() {
             panic!("{error}")
         };
         assert_eq!(path, "fc1.weight");
-        assert!(
-            matches!(*error, QuantError::ForeignScheme { .. }),
-            "{error}"
-        );
+        assert_matches!(*error, QuantError::ForeignScheme { .. });
+        assert_says!(error, "is INT4, symmetric, per channel, not ");
     }
 }
 
@@ -249,5 +247,5 @@ fn what_the_metadata_says_of_groups_and_of_inputs_is_minded() {
     let error = loaded(4, r#"group_size\":4"#, r#"group_size\":8"#);
     assert_says!(error, "groups of 8 in 16");
     let error = loaded(1, r#"type\":\"int\""#, r#"type\":\"fpn\""#);
-    assert_says!(error, "another scheme");
+    assert_says!(error, "is FPN8, ", "not UINT8, affine, per tensor");
 }

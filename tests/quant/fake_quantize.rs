@@ -2,7 +2,9 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantParams, Scheme, fake::Range, fake_quantize,
+    Granularity, Mapping, NumberFormat, QuantParams, Scheme,
+    fake::{Range, from_codes, to_codes},
+    fake_quantize,
     format::ScaleRounding,
 };
 use proptest::prelude::*;
@@ -208,6 +210,51 @@ fn half_tensors_keep_their_dtype() {
         assert_eq!(values(y), values(expected.cast(dtype)));
         assert_eq!(values(dx), values(exact.grad(&grads).unwrap()));
     }
+}
+
+/// As on a device whose default is another dtype, or computed from a weight of another one.
+#[test]
+fn scales_and_zero_points_of_any_dtype_count_as_their_numbers_in_f32() {
+    let per_channel = Granularity::PerChannel { axis: 1 };
+    let blocks = Granularity::PerBlock {
+        extents: vec![4, 8],
+    };
+    let schemes = [
+        Scheme::symmetric(NumberFormat::int(4)),
+        Scheme::affine(NumberFormat::uint8()).with_granularity(per_channel),
+        Scheme::symmetric(NumberFormat::E4M3).with_granularity(blocks),
+    ];
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let dtypes = [DType::F16, DType::BF16, DType::F64].into_iter();
+        for dtype in dtypes.filter(|dtype| target.device.supports_dtype(*dtype)) {
+            for scheme in &schemes {
+                let in_dtype = |of: Tensor<1>| of.cast(dtype);
+                let QuantParams { scale, zero_point } = qparams(scheme, &[8, 32], &device);
+                let other = QuantParams {
+                    scale: in_dtype(scale),
+                    zero_point: in_dtype(zero_point),
+                };
+                let same = QuantParams {
+                    scale: other.scale.clone().cast(DType::F32),
+                    zero_point: other.zero_point.clone().cast(DType::F32),
+                };
+                let both = |qparams: &QuantParams| {
+                    let x = (tensor::<2>(1, [8, 32], &device) * 3.0).require_grad();
+                    let y = fake_quantize(x.clone(), qparams, scheme);
+                    let grads = y.clone().sum().backward();
+                    let dx = x.grad(&grads).unwrap();
+                    let codes = to_codes(x, qparams, scheme);
+                    let back = from_codes(codes.clone(), qparams, scheme);
+                    assert_eq!([y.dtype(), back.dtype()], [DType::F32; 2]);
+                    let codes: Vec<i32> = codes.into_data().iter().collect();
+                    (codes, [y, dx, back].map(|numbers| bits(values(numbers))))
+                };
+                let name = format!("{scheme}, {dtype:?} on {}", target.name);
+                assert_eq!(both(&other), both(&same), "{name}");
+            }
+        }
+    });
 }
 
 /// The lowest code of a range around 0 stands for a little more than the largest number.

@@ -184,7 +184,7 @@ fn activations_that_no_quantizer_can_have_are_refused() {
     }
     let other = json!(Scheme::symmetric(NumberFormat::int(4)));
     let error = changed("scheme", other);
-    assert_says!(error, "another scheme");
+    assert_says!(error, "is INT4, symmetric, per tensor, not ");
 
     let mut more = activations.clone();
     more.insert("fc9.weight.quant.input".into(), known.clone());

@@ -6,7 +6,7 @@ use burn::nn::conv::{
     ConvTranspose2dConfig,
 };
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean::prune::{Masks, masks::ParameterMask};
 use burn_lean::quant::{QuantError, fold, fold::FoldPair, fold_for};
 use burn_lean::reparam::attach;
@@ -139,6 +139,40 @@ fn what_is_left_of_a_normalization_is_the_identity_for_any_epsilon() {
             let folded = fold(block, &[pair]).unwrap();
             let y = tensor::<2>(11, [4, 2], device);
             assert_eq!(values(folded.norm.forward(y.clone())), values(y));
+        }
+    });
+}
+
+/// With weights that F32 does not have.
+#[test]
+fn a_model_in_f64_is_folded_in_f64() {
+    on_each(|device| {
+        if !device.supports_dtype(DType::F64) {
+            return;
+        }
+        let wide = |y: Tensor<2>| -> Vec<f64> { y.into_data().iter().collect() };
+        for (bias, epsilon) in [(true, 1e-5), (false, 1e-5), (true, 1e-12), (true, 0.3)] {
+            let layer = LinearConfig::new(6, 4).with_bias(bias).init(device);
+            let block = Block {
+                layer: with_numbers(layer, 5),
+                norm: norm(4, epsilon, device),
+            };
+            let mut block = cast(block, FloatDType::F64);
+            block.layer.weight = block.layer.weight.map(|weight| weight / 3.0);
+            let x = tensor::<2>(9, [5, 6], device).cast(DType::F64);
+            let run = |block: &Block<Linear>| {
+                let y = block.norm.forward(block.layer.forward(x.clone()));
+                wide(y)
+            };
+            let before = run(&block);
+            let pair = FoldPair::new("layer", "norm", epsilon);
+            let folded = fold(block, &[pair]).unwrap();
+            // A few roundings of numbers below 32.
+            assert_near!(before.iter(), &run(&folded), 1e-12);
+            if bias {
+                let y = folded.layer.forward(x.clone());
+                assert_eq!(wide(folded.norm.forward(y.clone())), wide(y));
+            }
         }
     });
 }

@@ -1,6 +1,6 @@
 //! Learned scales and zero points.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_lean::quant::{
     Granularity, NumberFormat, QuantParams, Scheme,
     fake::{Clip, LearnedGradient, fake_quantize_learned},
@@ -234,15 +234,47 @@ fn half_tensors_get_half_gradients_and_f32_scales() {
     let scheme = Scheme::symmetric(NumberFormat::int(4));
     let scale = Tensor::<1>::from_floats([0.3], &device).require_grad();
     let qparams = QuantParams::symmetric(scale.clone(), &scheme);
-    let x = tensor::<1>(5, [64], &device).cast(burn::tensor::DType::F16);
+    let x = tensor::<1>(5, [64], &device).cast(DType::F16);
     let x = x.detach().require_grad();
     let gradient = LearnedGradient::lsq(&scheme, &[64]).unwrap();
     let y = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
     let grads = y.clone().sum().backward();
-    assert_eq!(y.dtype(), burn::tensor::DType::F16);
-    assert_eq!(x.grad(&grads).unwrap().dtype(), burn::tensor::DType::F16);
-    assert_eq!(
-        scale.grad(&grads).unwrap().dtype(),
-        burn::tensor::DType::F32
-    );
+    assert_eq!(y.dtype(), DType::F16);
+    assert_eq!(x.grad(&grads).unwrap().dtype(), DType::F16);
+    assert_eq!(scale.grad(&grads).unwrap().dtype(), DType::F32);
+}
+
+#[test]
+fn learned_scales_of_another_dtype_have_the_gradients_of_f32_in_theirs() {
+    on_tracked(|device| {
+        let dtypes = [DType::F16, DType::F64].into_iter();
+        for dtype in dtypes.filter(|dtype| device.supports_dtype(*dtype)) {
+            for scheme in schemes() {
+                // The same numbers in both.
+                let learned = |held: DType| {
+                    let leaf = |of: Tensor<1>| of.cast(dtype).cast(held).detach().require_grad();
+                    let QuantParams { scale, zero_point } = qparams(&scheme, &device);
+                    let qparams = QuantParams {
+                        scale: leaf(scale),
+                        zero_point: leaf(zero_point),
+                    };
+                    let x = (tensor::<2>(1, SHAPE, &device) * 8.0).require_grad();
+                    let gradient = LearnedGradient {
+                        clip: Clip::AfterRounding,
+                        factor: 0.25,
+                    };
+                    let y = fake_quantize_learned(x.clone(), &qparams, &scheme, gradient);
+                    let grads = (y.clone() * tensor(2, SHAPE, &device)).sum().backward();
+                    let parameters = [qparams.scale, qparams.zero_point];
+                    let of_parameters = parameters.map(|parameter| {
+                        let gradient = parameter.grad(&grads).unwrap();
+                        assert_eq!(gradient.dtype(), held, "{scheme}");
+                        values(gradient.cast(dtype))
+                    });
+                    ([y, x.grad(&grads).unwrap()].map(values), of_parameters)
+                };
+                assert_eq!(learned(dtype), learned(DType::F32), "{scheme}, {dtype:?}");
+            }
+        }
+    });
 }

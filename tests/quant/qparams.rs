@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::quant::{
-    Granularity, Mapping, NumberFormat, QuantError, QuantParams, Scheme,
+    FakeQuantizeConfig, Granularity, Mapping, NumberFormat, QuantError, QuantParams, Scheme,
     fake::Range,
     fake_quantize,
     format::{ScaleFormat, ScaleRounding},
@@ -155,6 +155,41 @@ fn ranges_of_half_tensors_are_f32_and_have_no_gradient() {
     assert_eq!(qparams.scale.dtype(), DType::F32);
     let grads = (qparams.scale.sum() + x.clone().cast(DType::F32).sum()).backward();
     assert_eq!(values(x.grad(&grads).unwrap()), [1.0; 32]);
+}
+
+/// The smallest scale is no number of F16, and the bounds need not be those of a tensor.
+#[test]
+fn a_range_in_another_dtype_gives_scales_in_f32() {
+    let device = Device::flex();
+    for (dtype, scheme) in [
+        (DType::F16, Scheme::affine(NumberFormat::uint8())),
+        (DType::F16, Scheme::nvfp4(ScaleRounding::Up)),
+        (DType::F64, Scheme::symmetric(NumberFormat::int8())),
+    ] {
+        let Range { min, max } = range(-0.25, 1e-3, &device);
+        let other = || Range {
+            min: min.clone().cast(dtype),
+            max: max.clone().cast(dtype),
+        };
+        let same = Range {
+            min: other().min.cast(DType::F32),
+            max: other().max.cast(DType::F32),
+        };
+        let quantizer = FakeQuantizeConfig::new(scheme.clone()).init_for(&[16], &device);
+        let quantizer = quantizer.unwrap().with_range(other());
+        let expected = QuantParams::from_range(same, &scheme);
+        for found in [
+            QuantParams::from_range(other(), &scheme),
+            quantizer.qparams().unwrap(),
+        ] {
+            assert_eq!(found.scale.dtype(), DType::F32, "{scheme}");
+            assert_eq!(values(found.scale), values(expected.scale.clone()));
+            assert_eq!(
+                values(found.zero_point),
+                values(expected.zero_point.clone())
+            );
+        }
+    }
 }
 
 #[test]

@@ -6,10 +6,10 @@ use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::{AmpError, Autocast, Checkpoints, GradScalerConfig, LossScale};
 use burn_lean::quant::{
-    FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, NumberFormat, ObserverConfig, Override,
-    QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig, Scheme, WeightConfig,
-    calibrate, format::ScaleRounding, load_record, load_safetensors, module::LayerInputs,
-    module::quantizers, quantized_weights, save_safetensors,
+    FakeQuantize, FakeQuantizeConfig, ForwardQ, GptqConfig, Granularity, NumberFormat,
+    ObserverConfig, Override, QatConfig, QuantError, QuantizedForward, Rounding, RoundingConfig,
+    Scheme, WeightConfig, calibrate, format::ScaleRounding, load_record, load_safetensors,
+    module::LayerInputs, module::quantizers, quantized_weights, save_safetensors,
 };
 
 use crate::support::{on_each, on_tracked, scratch, tensor, values, with_numbers};
@@ -132,9 +132,9 @@ fn a_checkpoint_of_another_scheme_is_refused_and_a_model_with_one_does_not_run()
 
     let loaded = prepare(4).load_record(saved.into_record());
     let error = QuantizedForward::new().run(&loaded, x.clone(), forward);
-    assert_says!(error.unwrap_err(), "another scheme");
+    assert_says!(error.unwrap_err(), "is INT8 narrow", "not INT4 narrow");
     let error = Autocast::new(FloatDType::BF16).run(&loaded, x, forward);
-    assert_says!(error.unwrap_err(), "another scheme");
+    assert_says!(error.unwrap_err(), "is INT8 narrow", "not INT4 narrow");
 }
 
 #[test]
@@ -156,6 +156,52 @@ fn a_record_of_other_scales_is_refused() {
         matches!(*error, QuantError::ForeignScheme { .. }),
         "{error}"
     );
+}
+
+#[test]
+fn a_refused_record_says_what_it_is_of() {
+    let device = Device::flex();
+    let per_block = |extents: [usize; 2]| Granularity::PerBlock {
+        extents: extents.into(),
+    };
+    let [by_row, by_column] = [0, 1].map(|axis| Granularity::PerChannel { axis });
+    let int4 = Scheme::symmetric(NumberFormat::int(4));
+    let of = |granularity: Granularity| int4.clone().with_granularity(granularity);
+    for (saved, own, said) in [
+        (
+            Scheme::affine(NumberFormat::uint8()),
+            int4.clone(),
+            "is UINT8, affine, per tensor, not INT4, symmetric, per tensor",
+        ),
+        (
+            Scheme::symmetric(NumberFormat::int(3).narrow()),
+            Scheme::symmetric(NumberFormat::E4M3),
+            "is INT3 narrow, symmetric, per tensor, not E4M3",
+        ),
+        (
+            of(by_row),
+            of(by_column),
+            "axis 0), not INT4, symmetric, per channel (axis 1)",
+        ),
+        (
+            of(per_block([2, 1])),
+            of(per_block([1, 2])),
+            "per block of other extents, not INT4, symmetric, per block [1, 2]",
+        ),
+        (
+            Scheme::mxfp4(ScaleRounding::Up),
+            Scheme::mxfp4(ScaleRounding::Standard),
+            "power-of-two scales, not E2M1, symmetric, per block [32], power-of-two scales as published",
+        ),
+    ] {
+        let quantizer = |scheme: Scheme| {
+            let config = FakeQuantizeConfig::new(scheme);
+            config.init_for(&[8, 8], &device).unwrap()
+        };
+        let record = quantizer(saved).into_record();
+        let error = load_record(quantizer(own), record).unwrap_err();
+        assert_says!(error, said);
+    }
 }
 
 #[test]

@@ -328,6 +328,8 @@ fn what_cannot_be_recorded_is_an_error_and_touches_nothing() {
     });
     let error = read.unwrap_err();
     assert_matches!(error, QuantError::Graph(GraphError::Forward { .. }));
+    let otherwise = "`forward_q` (`#[quantize_calls]`) do without a recording";
+    assert_says!(error, otherwise);
     let stopped = quantized.run(&model, x.clone(), |model, x| {
         let y = model.forward(x);
         (y.clone() * y.detach()).mean()
@@ -335,6 +337,14 @@ fn what_cannot_be_recorded_is_an_error_and_touches_nothing() {
     let error = stopped.unwrap_err();
     let is_stopped = matches!(error, QuantError::Graph(GraphError::StopsGradients { .. }));
     assert!(is_stopped, "{error}");
+    assert_says!(error, otherwise);
+    // What fails without a recording, too, is not to be called in another way.
+    let misshapen = quantized.run(&model, x.clone(), |model, x| {
+        model.forward(x.reshape([5, 5]))
+    });
+    let error = misshapen.unwrap_err();
+    assert_matches!(error, QuantError::Graph(GraphError::Forward { .. }));
+    assert!(!error.to_string().contains("forward_q"), "{error}");
     let nothing = quantized.run(&model, x.clone(), |model, x| {
         model.forward(x);
     });

@@ -41,7 +41,13 @@ fn check<const D: usize>(shape: [usize; D], scheme: &Scheme, device: &Device) ->
             },
         );
         let foreign = QuantizedTensor::from_burn(burn.clone(), &other);
-        assert_matches!(foreign, Err(QuantError::ForeignScheme { .. }));
+        let error = foreign.unwrap_err();
+        assert_matches!(error, QuantError::ForeignScheme { .. });
+        assert_says!(
+            error,
+            "is a quantized tensor of ",
+            "scales, not INT2 narrow"
+        );
     }
     assert_eq!(values(burn.dequantize()), fake, "{scheme} {shape:?}");
     dtype

@@ -10,9 +10,10 @@ use burn::tensor::activation::softmax;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean::amp::GradScalerConfig;
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, Override,
-    PtqConfig, PtqMode, QatConfig, QuantError, QuantizedForward, Scheme, Site, WeightConfig,
-    advance, audit, calibrate, model::Unobserved, qat::calibrate_unobserved, quantizers,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, GptqConfig, Learned, NumberFormat, ObserverConfig,
+    Override, PtqConfig, PtqMode, QatConfig, QuantError, QuantizedForward, Rounding,
+    RoundingConfig, Scheme, Site, WeightConfig, advance, audit, calibrate, model::Unobserved,
+    qat::calibrate_unobserved, quantizers, rounding::AdaRoundConfig,
 };
 
 use crate::support::{farthest, tensor, values, with_numbers};
@@ -232,6 +233,49 @@ fn a_dynamic_model_that_calls_a_layer_past_its_quantizer_is_refused_or_reported(
     let (converted, report) = ConvertConfig::new().convert(net).unwrap();
     assert_eq!(report.left_float, []);
     assert_eq!(enabled(&converted), [true; 3]);
+}
+
+/// A plain `forward` shows no inputs, which only a rounding that is asked for needs.
+#[test]
+fn weights_alone_of_layers_called_past_their_quantizers_are_rounded_to_nearest_or_refused() {
+    let device = Device::flex();
+    let quantize = QatConfig::new().with_weight(WeightConfig::int(4));
+    let config = PtqConfig::new()
+        .with_mode(PtqMode::WeightOnly)
+        .with_quantize(quantize)
+        .with_progress(false);
+    let run = |net: &Net, x: Tensor<2>| drop(net.plain(x));
+    let data = || [batch(&device)];
+    let none = Vec::<Tensor<2>>::new;
+    let (net, report) = config.quantize(Net::new(&device), data, run).unwrap();
+    assert_eq!((report.batches, report.rounding.weights.len()), (1, 0));
+    let nearest = report.rounding.nearest.iter();
+    let nearest: Vec<&str> = nearest.map(|(path, _)| path.as_str()).collect();
+    assert_eq!(nearest, ["first.weight", "second.weight", "third.weight"]);
+    assert_says!(report, "rounded to nearest", "forward_q", "quantize_for");
+    // As without data.
+    let (same, _) = config.quantize(Net::new(&device), none, run).unwrap();
+    let weights =
+        |net: &Net| [&net.first, &net.second, &net.third].map(|layer| values(layer.weight.val()));
+    assert_eq!(weights(&net), weights(&same));
+    assert_ne!(weights(&net), weights(&Net::new(&device)));
+
+    for rounding in [
+        Rounding::Gptq(GptqConfig::new()),
+        Rounding::AdaRound(AdaRoundConfig::new()),
+    ] {
+        let rounding = RoundingConfig::new().with_rounding(rounding);
+        let config = config.clone().with_rounding(rounding);
+        let rejected = config.quantize(Net::new(&device), data, run).unwrap_err();
+        assert_matches!(rejected.error(), QuantError::NoLayerInputs);
+        let remedies = ["forward_q", "QuantizedForward::run", "quantize_for"];
+        for remedy in remedies {
+            assert_says!(rejected, remedy);
+        }
+        assert!(quantizers(rejected.value()).is_empty());
+        let rejected = config.quantize(Net::new(&device), none, run).unwrap_err();
+        assert_matches!(rejected.error(), QuantError::NoData { .. });
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod energy;
 mod formats;
 mod joint;
 mod outputs;
+mod perturbations;
 mod plan;
 mod problem;
 mod refuses;

@@ -1,7 +1,7 @@
 //! What a recipe is refused for before anything is trained.
 
 use burn::module::{Lora, Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::prune::Masks;
@@ -403,4 +403,51 @@ fn a_distillation_from_one_logit_is_refused() {
         .with_latency(Latency::None)
         .run(model, &task);
     assert_says!(run.unwrap_err(), "[0, z]");
+}
+
+#[test]
+fn a_model_without_parameters_is_refused_as_what_it_is() {
+    let task = Task::new(
+        |model: &Dropout, x: Tensor<2>| model.forward(x),
+        |y: Tensor<2>, target: Tensor<2>| (y - target).square().mean(),
+        |_| -> Vec<(Tensor<2>, Tensor<2>)> { panic!("nothing is trained") },
+    );
+    let recipe = Recipe::new();
+    let run = Run::new(&recipe).run(DropoutConfig::new(0.5).init(), &task);
+    match run.unwrap_err().error() {
+        RecipeError::Invalid { stage, field, .. } => {
+            assert_eq!((stage.as_str(), *field), ("recipe", "model"));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// A region or `forward_q` is for programs that call the other crates themselves.
+#[test]
+fn a_training_that_cannot_be_recorded_is_refused_with_what_a_recipe_can_do() {
+    let device = Device::flex().autodiff();
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| {
+            let y = model.forward(x);
+            let most = y.clone().abs().max().into_scalar::<f32>();
+            y / most
+        },
+        |y: Tensor<2>, target: Tensor<2>| (y - target).square().mean(),
+        |seed| {
+            let x = tensor::<2>(seed, [8, 3], &Device::flex());
+            [(x.clone(), x)]
+        },
+    );
+    let trained = |dtype| {
+        let recipe = Recipe::new()
+            .with_dtype(dtype)
+            .with_train(TrainStage::new(1, 0.01));
+        let model: Linear = with_numbers(LinearConfig::new(3, 3).init(&device), 4);
+        let run = Run::new(&recipe).with_latency(Latency::None);
+        run.run(model, &task).map(|_| ())
+    };
+    let error = trained(ComputeDtype::F16).unwrap_err().to_string();
+    assert_says!(error, "read values", "`dtype = \"f32\"`");
+    assert!(!error.contains("AutocastConfig"), "{error}");
+    assert!(trained(ComputeDtype::F32).is_ok());
 }

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::quant::{ConvertConfig, QatConfig, WeightConfig};
 use burn_lean::recipe::{
     Answers, Bounds, Energy, EnergyPart, Perturbation, PruneStage, QuantizeStage, Recipe,
@@ -76,55 +76,6 @@ fn labels_of_another_number_and_logits_that_are_no_numbers_are_refused() {
             format!("the label of example 2 is {label}, but the logits are of 2 classes");
         assert_says!(error, &expected);
     }
-}
-
-#[test]
-fn perturbations_do_what_they_say_and_the_same_again() {
-    let device = Device::flex();
-    let x = Tensor::<3>::from_data([[[1.0, 2.0, 3.0, 6.0]]], &device);
-    let apply = |perturbation: Perturbation| values(perturbation.apply(&x, 0));
-    assert_eq!(apply(Perturbation::Shift(1)), [1.0, 1.0, 2.0, 3.0]);
-    assert_eq!(apply(Perturbation::Shift(-2)), [3.0, 6.0, 6.0, 6.0]);
-    assert_eq!(apply(Perturbation::Shift(9)), [1.0; 4]);
-    assert_eq!(apply(Perturbation::Shift(i64::MIN)), [6.0; 4]);
-    // The variance is (4 + 1 + 0 + 9) / 4.
-    let deviation = 3.5f32.sqrt();
-    for (found, plain) in apply(Perturbation::Offset(-2.0))
-        .iter()
-        .zip([1.0, 2.0, 3.0, 6.0])
-    {
-        assert!((found - (plain - 2.0 * deviation)).abs() < 1e-5);
-    }
-    let large = Tensor::<2>::from_data(
-        TensorData::new(
-            (0..10_000).map(|at| (at % 2) as f32).collect::<Vec<_>>(),
-            [100, 100],
-        ),
-        &device,
-    );
-    let noisy = Perturbation::Noise(0.5).apply(&large, 7);
-    assert_eq!(
-        values(noisy.clone()),
-        values(Perturbation::Noise(0.5).apply(&large, 7))
-    );
-    assert_ne!(
-        values(noisy.clone()),
-        values(Perturbation::Noise(0.5).apply(&large, 8))
-    );
-    let noise: Vec<f32> = values(noisy - large);
-    let mean = noise.iter().sum::<f32>() / 1e4;
-    let deviation = (noise.iter().map(|x| x * x).sum::<f32>() / 1e4).sqrt();
-    // Half of a deviation of 0.5; four standard errors.
-    assert!(
-        mean.abs() < 0.01 && (deviation - 0.25).abs() < 0.008,
-        "{mean} {deviation}"
-    );
-    // Labels and other integers stay.
-    let ids = Tensor::<2, burn::tensor::Int>::from_data([[1, 2]], &device);
-    assert_eq!(
-        Perturbation::Noise(9.0).apply(&ids, 0).into_data(),
-        ids.into_data()
-    );
 }
 
 /// A dense network and what a recipe makes of it.
@@ -344,6 +295,14 @@ fn a_test_in_another_order_each_time_is_refused_and_equal_zeros_are_equal() {
             .to_string()
             .contains("same examples in the same order")
     );
+    // The batches of the task are not asked for.
+    let none = config.compare(&task, dense, dense, Vec::new).unwrap_err();
+    let once = std::cell::RefCell::new(Some(batches(0, &device)));
+    let once = config.compare(&task, dense, dense, || once.take().unwrap_or_default());
+    for error in [none, once.unwrap_err()] {
+        assert_matches!(error, RecipeError::NoTestExample);
+        assert_says!(error, "`test` gave no example");
+    }
 }
 
 /// What is stored are the floats of the original, and codes: blocks of Burn's have at most 255 weights,
@@ -550,19 +509,6 @@ fn strengths_and_bounds_that_are_no_numbers_are_refused_before_a_model_runs() {
     };
     refused(TrustConfig::new().with_bounds(bounds), "max_ece");
     assert_eq!(calls.get(), 0);
-}
-
-#[test]
-fn inputs_in_half_precision_stay_in_it() {
-    let x = tensor::<2>(3, [4, 5], &Device::flex()).cast(DType::F16);
-    for perturbation in [
-        Perturbation::Noise(0.5),
-        Perturbation::Offset(0.5),
-        Perturbation::Shift(1),
-    ] {
-        let found = perturbation.apply(&x, 0);
-        assert_eq!(found.dtype(), DType::F16, "{perturbation:?}");
-    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ use burn_lean_reparam::{
 use crate::autocast::precision::KeptParameters;
 use crate::autocast::run::Resolved;
 use crate::autocast::{region, weight_cast};
-use crate::device::compute::{Compute, cast_to};
+use crate::device::compute::Compute;
 use crate::device::emulation;
 use crate::device::{Fallback, unsupported};
 use crate::self_test::{SelfTest, self_test_compute};
@@ -76,13 +76,16 @@ impl AutocastConfig {
     /// [`full_precision`](Self::full_precision) and those that Burn cannot run in half: the
     /// parameters of BatchNorm and of recurrent cells. F64 parameters stay F64. The stored parameters, their identities
     /// and the record layout stay as they are: plain checkpoints load into the prepared model and
-    /// back. Records in half precision load as F32 master weights.
+    /// back. Records in half precision and in F64 load as F32 master weights; F64 parameters take the dtype of a
+    /// record, as in Burn.
     ///
     /// # Errors
     ///
     /// The model comes back in the error.
-    /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`]:
-    ///   the device cannot do it; checked before anything is attached.
+    /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`],
+    ///   [`AmpError::MissingFeature`], [`GraphError::UnsupportedBackend`]: the device cannot do it, or
+    ///   not in this build; checked before anything is attached.
+    /// - [`AmpError::Device`]: reading from the device failed.
     /// - [`AmpError::Attach`]: a parameter already carries a reparameterization, or there is none.
     /// - [`AmpError::ParameterDtype`]: a parameter is in half precision.
     /// - [`AmpError::InvalidConfig`]: no parameter is in [`full_precision`](Self::full_precision).
@@ -168,7 +171,9 @@ impl AutocastConfig {
     ///
     /// # Errors
     ///
-    /// [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`] or [`AmpError::SelfTest`].
+    /// [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`],
+    /// [`AmpError::MissingFeature`], [`GraphError::UnsupportedBackend`], or [`AmpError::Device`] where reading from
+    /// the device failed.
     pub fn check(&self, device: &Device) -> Result<(), AmpError> {
         resolve(self.dtype, self.fallback, std::slice::from_ref(device)).map(|_| ())
     }
@@ -342,21 +347,28 @@ impl PathMapper for KeepParts {
     }
 }
 
-/// Keeps parameters in the dtype that they have when a record of another is loaded into them: Burn
+/// Keeps F32 and half parameters in the dtype that they have when a record of another is loaded into them: Burn
 /// takes the dtype of the record over. One that records hold transposed still loads.
+///
+/// Others follow the record: where the state of an optimizer was saved with F32 parameters, Burn loads it in F32, and F64
+/// parameters could not take a step with it.
 pub(crate) struct KeepDtype;
 
 impl ModuleMapper for KeepDtype {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let dtype = match param.base().dtype() {
-            DType::F32 => FloatDType::F32,
-            DType::F16 => FloatDType::F16,
-            DType::BF16 => FloatDType::BF16,
-            _ => return param,
-        };
+        let dtype = param.base().dtype();
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return param;
+        }
         let (id, value, mapper) = param.consume();
         let loading = mapper.clone();
-        let load = move |value| cast_to(loading.on_load(value), dtype);
+        let load = move |value| {
+            let value: Tensor<D> = loading.on_load(value);
+            match value.dtype() {
+                recorded if recorded.is_float() && recorded != dtype => value.cast(dtype),
+                _ => value,
+            }
+        };
         loadable(Param::from_mapped_value(id, value, mapper).load_mapper(load))
     }
 }

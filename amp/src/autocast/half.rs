@@ -71,8 +71,9 @@ impl AutocastConfig {
     /// # Errors
     ///
     /// The model comes back in the error.
-    /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`]:
-    ///   the device cannot do it.
+    /// - [`AmpError::NotAComputeDtype`], [`AmpError::UnsupportedDtype`], [`AmpError::SelfTest`],
+    ///   [`AmpError::MissingFeature`], [`GraphError::UnsupportedBackend`](crate::GraphError::UnsupportedBackend):
+    ///   the device cannot do it, or not in this build.
     /// - [`AmpError::ParameterDtype`]: a parameter is in the other half precision.
     /// - [`AmpError::InvalidConfig`]: no parameter is in [`full_precision`](Self::full_precision).
     /// - [`AmpError::HalfRange`]: a number would become infinite in F16.

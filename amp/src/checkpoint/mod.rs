@@ -2,6 +2,8 @@
 
 mod files;
 mod manifest;
+mod moments;
+mod optimizer_state;
 pub(crate) mod resumable_optimizer;
 
 pub use resumable_optimizer::ResumableOptimizer;
@@ -15,9 +17,10 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_graph::hooks::check;
 use burn_lean_reparam::column_layout::ready_to_load;
-use burn_lean_reparam::{Rejected, catch_quietly, settle};
+use burn_lean_reparam::{Rejected, settle};
 use files::{FILES, damaged, io_error, not_written};
 use manifest::{Manifest, ManifestFile};
+use optimizer_state::{Parameters, load_state};
 
 use crate::{AmpError, GradScaler, scaler::GradScalerRecord};
 
@@ -242,6 +245,10 @@ impl Checkpoints {
     /// is there (`flex`, `ndarray`), or make the optimizer with a
     /// [`ResumableOptimizer`].
     ///
+    /// It also loads the state in the default dtype of that device. A state of F64 parameters, or one in F32 on a
+    /// device whose default is half, is [`AmpError::OptimizerDtype`], unless it is of `Adam` or `AdamW` in a
+    /// [`ResumableOptimizer`]; for others give the device the default that the parameters have, if that is one dtype.
+    ///
     /// The parameters take the identities of the checkpoint, which in a new process are others than those of a
     /// new model: groups of an optimizer that name identities (`ParamGroup::from_ids`) would match nothing any
     /// more. Name paths, or use [`load_with`](Self::load_with).
@@ -250,7 +257,8 @@ impl Checkpoints {
     ///
     /// [`AmpError::NoCheckpoint`] for a step without one; [`AmpError::Io`] for a file that cannot be read,
     /// [`AmpError::Record`] for one that is damaged, of another version, of another model or another kind of
-    /// optimizer, and [`AmpError::OptimizerState`]. The model comes back in the error, unchanged.
+    /// optimizer, [`AmpError::OptimizerState`] and [`AmpError::OptimizerDtype`]. The model comes back in the
+    /// error, unchanged.
     pub fn load<M: Module>(
         &self,
         step: u64,
@@ -283,9 +291,10 @@ impl Checkpoints {
                 damaged(&folder.join(MODEL), &format!("`{path}`: {reason}"))
             })?;
             let optim = optim(&trial);
+            let parameters = Parameters::of(&trial);
             // Its parameters are on the device, too: not beside those of the loaded model.
             drop(trial);
-            let optim = load_state(optim, state, &folder.join(OPTIMIZER))?;
+            let optim = load_state(optim, state, &folder, &parameters)?;
             let ready = ready_to_load(model.clone());
             let loaded = ready.try_load_record(record).map_err(refused)?;
             scaler.remember_statistics(&loaded);
@@ -362,28 +371,4 @@ impl Checkpoints {
 /// The manifest is written last: without it, a folder of this name is no checkpoint.
 fn is_complete(folder: &Path) -> bool {
     folder.join(MANIFEST).is_file()
-}
-
-/// Loads the state of an optimizer, and checks that it is one of this kind of optimizer: Burn
-/// leaves out what does not fit.
-fn load_state(
-    optim: ModuleOptimizer,
-    state: OptimizerRecord,
-    path: &Path,
-) -> Result<ModuleOptimizer, AmpError> {
-    let expected = state.len();
-    // Burn panics where its default device does not come up.
-    let optim = catch_quietly(|| optim.load_record(state))
-        .map_err(|reason| AmpError::OptimizerState { reason })?;
-    match optim.to_record().len() {
-        found if found == expected => Ok(optim),
-        found => Err(damaged(
-            path,
-            &format!(
-                "of its {expected} tensors, {found} fit this optimizer: it is the state of another \
-                 kind, or of groups that name identities, which are others in a new model: load it into an \
-                 optimizer of that kind, or by `load_with`"
-            ),
-        )),
-    }
 }

@@ -1,4 +1,4 @@
-//! An optimizer whose state loads on a device of one's own choice.
+//! An optimizer whose state loads on a device of one's own choice, and keeps its dtype.
 
 use burn::module::ParamGroup;
 use burn::optim::{
@@ -7,6 +7,8 @@ use burn::optim::{
 use burn::tensor::Device;
 use burn::tensor::kind::BridgeTensor;
 
+use super::moments::KeepsMoments;
+
 /// An optimizer of Burn that loads its state on a given device, instead of on Burn's default one.
 ///
 /// `ModuleOptimizer::load_record` makes the tensors of the state on `Device::default()`, which is a
@@ -14,6 +16,11 @@ use burn::tensor::kind::BridgeTensor;
 /// trains on the CPU. [`Checkpoints::load`](crate::Checkpoints::load) and Burn's Learner call it.
 /// With this the state goes to the device of the model at once. The records are Burn's: a plain
 /// optimizer of the same kind reads them, and the other way round.
+///
+/// Burn also makes them in the default dtype of that device. The moments of [`Adam`](burn::optim::Adam) and
+/// [`AdamW`](burn::optim::AdamW) keep that of the record here, F64 or F32 on a device whose default is half, and take
+/// that of the gradients where it is another one. For other optimizers the default has to be that of all parameters:
+/// [`Checkpoints::load`](crate::Checkpoints::load) refuses what is not; Burn's Learner does not look.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -38,7 +45,7 @@ use burn::tensor::kind::BridgeTensor;
 /// then match nothing, without a word.
 #[derive(Debug, Clone)]
 pub struct ResumableOptimizer<O> {
-    optim: O,
+    optim: KeepsMoments<O>,
     device: Device,
 }
 
@@ -47,7 +54,7 @@ impl<O: Optimizer> ResumableOptimizer<O> {
     /// model.
     pub fn new(optim: O, device: &Device) -> Self {
         Self {
-            optim,
+            optim: KeepsMoments(optim),
             device: device.clone().without_autodiff(),
         }
     }
@@ -59,7 +66,7 @@ impl<O: Optimizer> ResumableOptimizer<O> {
     /// [`GradScalerConfig::max_norm`](crate::GradScalerConfig::max_norm).
     pub fn init(self) -> ModuleOptimizer {
         // The first group must be a bare optimizer, and the last that matches serves a parameter.
-        let fallback = ModuleOptimizer::from(self.optim.clone());
+        let fallback = ModuleOptimizer::from(self.optim.0.clone());
         fallback.with_group(ParamGroup::all(), self, None)
     }
 }

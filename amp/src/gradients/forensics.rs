@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::overflow::non_finite;
 use crate::AmpError;
-use crate::gradients::{Reads, visit_once};
+use crate::gradients::{Reads, check_loss, visit_once};
 
 /// The gradient of one parameter, counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -166,7 +166,7 @@ impl ScaleCalibration {
 
 /// One FP32 forward and backward pass, and the loss scale its gradients call for.
 ///
-/// `loss` computes the loss (F32, shape `[1]`) of one or more batches, *outside* of an autocast
+/// `loss` computes the loss (F32 or F64, shape `[1]`) of one or more batches, *outside* of an autocast
 /// region. Starting from the proposed scale saves the skipped steps with which dynamic scaling
 /// finds it. The gradients are read to the host: meant for once, not for every step. `loss` is given a copy with
 /// running statistics of its own: those of `model` stay as they are, also where the batch is not finite.
@@ -182,11 +182,7 @@ pub fn calibrate_scale<M: Module>(
 ) -> Result<ScaleCalibration, AmpError> {
     let copy = own_copy(model);
     let loss = loss(&copy);
-    if loss.dtype() != burn::tensor::DType::F32 {
-        return Err(AmpError::LossDtype {
-            dtype: loss.dtype(),
-        });
-    }
+    check_loss(&loss)?;
     if !loss.is_tracked() {
         return Err(AmpError::NoGradients);
     }

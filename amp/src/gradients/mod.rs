@@ -16,5 +16,5 @@ pub(crate) use overflow::{OverflowingParameter, describe_overflow, overflowing};
 pub(crate) use reads::{Reads, read};
 pub(crate) use unscale::{InverseScale, unscale};
 pub use unscaled::Unscaled;
-pub(crate) use unscaled::reported;
+pub(crate) use unscaled::{check_loss, reported};
 pub(crate) use walk::{same_device, visit_once};

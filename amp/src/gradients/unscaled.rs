@@ -215,6 +215,14 @@ impl Unscaled {
     }
 }
 
+/// A loss that can be scaled: 65536 times anything is infinite in F16.
+pub(crate) fn check_loss(loss: &Tensor<1>) -> Result<(), AmpError> {
+    match loss.dtype() {
+        DType::F32 | DType::F64 => Ok(()),
+        dtype => Err(AmpError::LossDtype { dtype }),
+    }
+}
+
 /// A loss as it is read for the report, in F32.
 pub(crate) fn reported(loss: &Tensor<1>) -> Tensor<1> {
     loss.clone().without_autodiff().cast(DType::F32)

@@ -19,7 +19,6 @@ use burn_lean_graph::hooks::step_taken;
 use burn_lean_reparam::{AttachError, Rejected};
 
 use crate::gradients::{self, InverseScale, Unscaled};
-use crate::scaler::grad_scaler::check_loss;
 use crate::scaler::running_statistics::RunningStatistics;
 use crate::{
     AmpError, Autocast, AutocastConfig, GradScaler, GradScalerConfig, scaler::LossScaleState,
@@ -302,7 +301,7 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
 
     /// The loss as the backward pass needs it.
     fn scale(&self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
-        check_loss(&loss)?;
+        gradients::check_loss(&loss)?;
         if !loss.is_tracked() {
             return Err(AmpError::NoGradients);
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleDisplay, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Distribution, FloatDType, Tensor, Transaction};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, Transaction};
 use burn::train::{
     ClassificationOutput, InferenceStep, ItemLazy, MultiLabelClassificationOutput,
     RegressionOutput, SequenceOutput, TrainStep,
@@ -358,7 +358,9 @@ fn numbers(grad: Tensor<1>) -> Result<Vec<f32>, AmpError> {
 /// A number of the device's own generator.
 fn seed(device: &Device) -> u64 {
     let range = Distribution::Uniform(0.0, f64::from(1 << 24));
-    let drawn = Tensor::<1>::random([1], range, &device.clone().inner()).into_data();
+    // Not in the default of the device, which may be half: most of these numbers are infinite there.
+    let on = (&device.clone().inner(), DType::F32);
+    let drawn = Tensor::<1>::random([1], range, on).into_data();
     drawn.iter::<f32>().next().unwrap_or_default() as u64
 }
 

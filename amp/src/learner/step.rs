@@ -180,7 +180,10 @@ impl<M: Module + ModuleDisplay + AmpTrainStep + 'static> TrainStep for Amp<M> {
                 let mut grads = GradientsParams::new();
                 // With such a loss no step is taken, whatever other passes and other workers add.
                 let device = self.grad_scaler.scale().device();
-                self.tell(&mut grads, Tensor::full([1], f32::NAN, &device));
+                self.tell(
+                    &mut grads,
+                    Tensor::full([1], f32::NAN, (&device, DType::F32)),
+                );
                 TrainOutput {
                     grads,
                     item: output,

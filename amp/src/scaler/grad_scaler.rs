@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use burn_lean_graph::hooks::step_taken;
 use burn_lean_reparam::Rejected;
 
@@ -150,7 +150,7 @@ impl GradScaler {
     /// [`AmpError::LossDtype`] when the loss is in half precision: 65536 times anything is
     /// infinite there.
     pub fn scale(&mut self, loss: Tensor<1>) -> Result<Tensor<1>, AmpError> {
-        check_loss(&loss)?;
+        gradients::check_loss(&loss)?;
         if self.is_disabled() {
             return Ok(loss);
         }
@@ -516,13 +516,5 @@ impl GradScaler {
             cause: overflow.map_or(SkipCause::ScaleTooHigh, |overflow| overflow.cause),
             parameter: overflow.and_then(|overflow| overflow.first().map(String::from)),
         }
-    }
-}
-
-/// A loss that can be scaled: 65536 times anything is infinite in F16.
-pub(crate) fn check_loss(loss: &Tensor<1>) -> Result<(), AmpError> {
-    match loss.dtype() {
-        DType::F32 | DType::F64 => Ok(()),
-        dtype => Err(AmpError::LossDtype { dtype }),
     }
 }

@@ -32,8 +32,10 @@ pub enum SkipCause {
     ScaleTooHigh,
     /// The loss itself is not finite: the forward pass is broken, whatever the scale.
     LossNotFinite,
-    /// The loss is finite and the scale is at its floor (or static): the backward pass overflows
-    /// by itself.
+    /// The loss is finite, and the scale is a static one above 1, which may be too high: nothing lowers it.
+    ScaleIsStatic,
+    /// The loss is finite and the scale is at its floor, or static and at most 1. Unless that floor is above 1,
+    /// the backward pass overflows by itself.
     ScaleAtFloor,
     /// All gradients are finite, but their global norm is not: the clipping has no factor.
     NormNotFinite,
@@ -47,6 +49,9 @@ impl fmt::Display for SkipCause {
         f.write_str(match self {
             Self::ScaleTooHigh => "gradients overflow although the loss is finite",
             Self::LossNotFinite => "the loss is not finite, so the forward pass is broken",
+            Self::ScaleIsStatic => {
+                "gradients overflow although the loss is finite, and the loss scale is static"
+            }
             Self::ScaleAtFloor => {
                 "gradients overflow although the loss is finite and the loss scale is at its floor"
             }

@@ -152,6 +152,9 @@ impl Verdict {
         if !self.overflowing.is_empty() {
             return Some(match self.loss() {
                 Some(loss) if !loss.is_finite() => SkipCause::LossNotFinite,
+                _ if scale > 1.0 && matches!(rule, LossScale::Static(_)) => {
+                    SkipCause::ScaleIsStatic
+                }
                 _ if rule.at_floor(scale) => SkipCause::ScaleAtFloor,
                 _ => SkipCause::ScaleTooHigh,
             });

@@ -67,14 +67,12 @@ impl OnnxFile {
     ///
     /// # Errors
     ///
-    /// [`DeployError::Mismatch`] for another number of inputs, [`DeployError::Run`] where the engine
+    /// [`DeployError::FileInputs`] for another number of inputs, [`DeployError::Run`] where the engine
     /// fails.
     pub fn run(&self, inputs: Vec<TensorData>) -> Result<Vec<TensorData>, DeployError> {
-        if inputs.len() != self.program.input_count() {
-            return Err(DeployError::Mismatch {
-                compiled: format!("{} inputs", self.program.input_count()),
-                found: format!("{} inputs", inputs.len()),
-            });
+        let (expected, found) = (self.program.input_count(), inputs.len());
+        if found != expected {
+            return Err(DeployError::FileInputs { expected, found });
         }
         let values = inputs.into_iter().map(of_file);
         let values = values.collect::<Result<Vec<Value>, _>>();

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use burn::backend::TensorMetadata;
+use burn::backend::{DispatchDevice, TensorMetadata};
 use burn::config::Config;
 use burn::tensor::DType;
 use burn_lean_graph::{Tensors, description, signature};
@@ -342,9 +342,17 @@ impl<O: Tensors> Engine<O> {
                 return evaluate(&export.recording, parameters, &tensors);
             }
             let other = compiled.other(&self.config, &self.pools)?;
-            way = other.ok_or_else(|| DeployError::Mismatch {
-                compiled: format!("{:?} on {device:?}", export.inputs),
-                found: format!("{shapes:?}"),
+            way = other.ok_or_else(|| {
+                let mut devices = tensors.iter().map(TensorMetadata::device);
+                let elsewhere = devices.find(|one| Some(one) != device.as_ref());
+                let on = |device: Option<&DispatchDevice>| {
+                    device.map_or(String::new(), |device| format!(" on {device:?}"))
+                };
+                let found = elsewhere.as_ref().or(device.as_ref());
+                DeployError::Mismatch {
+                    compiled: format!("{:?}{}", export.inputs, on(device.as_ref())),
+                    found: format!("{shapes:?}{}", on(found)),
+                }
             })?;
         }
         let given = given(inputs)?;

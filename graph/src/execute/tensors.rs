@@ -150,8 +150,9 @@ impl<'a> Alive<'a> {
     /// A tensor of the result.
     pub(crate) fn output(&self, id: TensorId) -> Result<DispatchTensor, GraphError> {
         let value = self.values.get(&id).cloned();
-        value.ok_or_else(|| GraphError::Capture {
-            reason: format!("tensor {id} of the result was not computed"),
+        value.ok_or(GraphError::NotAlive {
+            tensor: id,
+            operation: self.index,
         })
     }
 

@@ -1,6 +1,7 @@
 //! The tensors of one batch between two operations, in memory or in a file.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -121,7 +122,7 @@ impl Spill {
         let mut entries = HashMap::new();
         let mut writer = BufWriter::new(&shared.file);
         for (key, tensor) in live {
-            let data = host(tensor);
+            let data = host(tensor)?;
             writer.write_all(data.as_bytes()).map_err(failed)?;
             let entry = Entry {
                 offset: self.offset,
@@ -158,14 +159,22 @@ pub(super) fn bytes_of(tensor: &DispatchTensor) -> usize {
 }
 
 /// The values of a tensor of any kind; a dispatch tensor knows its shape.
-fn host(tensor: DispatchTensor) -> TensorData {
+fn host(tensor: DispatchTensor) -> Result<TensorData, GraphError> {
     let dtype = tensor.dtype();
-    if dtype.is_bool() {
-        Tensor::<1, Bool>::from_dispatch(tensor).into_data()
+    let data = if dtype.is_bool() {
+        Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()
     } else if dtype.is_int() || dtype.is_uint() {
-        Tensor::<1, Int>::from_dispatch(tensor).into_data()
+        Tensor::<1, Int>::from_dispatch(tensor).try_into_data()
     } else {
-        Tensor::<1>::from_dispatch(tensor).into_data()
+        Tensor::<1>::from_dispatch(tensor).try_into_data()
+    };
+    data.map_err(unread)
+}
+
+/// Of numbers that could not be read back.
+pub(super) fn unread(error: impl Display) -> GraphError {
+    GraphError::Device {
+        reason: error.to_string(),
     }
 }
 

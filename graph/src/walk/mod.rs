@@ -190,7 +190,7 @@ impl<O: Tensors> Walk<O> {
     /// # Errors
     ///
     /// [`GraphError::Operation`] for an operation that cannot be executed, [`GraphError::Spill`]
-    /// for files that cannot be written or read.
+    /// for files that cannot be written or read, [`GraphError::Device`] where what goes into them cannot be read.
     pub fn advance(
         &mut self,
         stop: impl Fn(&Node<'_>) -> bool,
@@ -284,8 +284,9 @@ impl<O: Tensors> Walk<O> {
             false => Pass::Original,
         };
         let value = lane.get(id, pass, &self.device)?;
-        value.ok_or_else(|| GraphError::Capture {
-            reason: format!("tensor {id} is not alive at operation {}", self.position),
+        value.ok_or(GraphError::NotAlive {
+            tensor: id,
+            operation: self.position,
         })
     }
 

@@ -21,7 +21,7 @@ impl<O: Tensors> Walk<O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Mismatch`] where it has another shape or dtype.
+    /// [`GraphError::Replacement`] where it has another shape or dtype.
     pub fn replace_weight(
         &mut self,
         product: &Product,
@@ -29,8 +29,9 @@ impl<O: Tensors> Walk<O> {
     ) -> Result<(), GraphError> {
         let expected = [product.outputs, product.inputs];
         if matrix.dims() != expected {
-            return Err(GraphError::Mismatch {
-                recorded: format!("`{}` as {expected:?}", product.parameter.path),
+            return Err(GraphError::Replacement {
+                path: product.parameter.path.clone(),
+                expected: format!("a weight of [outputs, inputs] {expected:?}"),
                 found: format!("{:?}", matrix.dims()),
             });
         }
@@ -43,7 +44,7 @@ impl<O: Tensors> Walk<O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Parameter`] where the graph does not read it, [`GraphError::Mismatch`] where
+    /// [`GraphError::Parameter`] where the graph does not read it, [`GraphError::Replacement`] where
     /// it has another shape or dtype.
     pub fn replace<const D: usize>(
         &mut self,
@@ -59,11 +60,9 @@ impl<O: Tensors> Walk<O> {
         let parameter = &self.graph().parameters()[index];
         let dtype = self.weights.original[index].dtype();
         if !fits(&value, parameter) || value.dtype() != dtype {
-            return Err(GraphError::Mismatch {
-                recorded: format!(
-                    "`{}` of shape {:?} in {dtype:?}",
-                    parameter.path, parameter.shape
-                ),
+            return Err(GraphError::Replacement {
+                path: parameter.path.clone(),
+                expected: format!("of shape {:?} in {dtype:?}", parameter.shape),
                 found: format!("{:?} in {:?}", value.shape().to_vec(), value.dtype()),
             });
         }

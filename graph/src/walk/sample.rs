@@ -4,6 +4,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{FloatDType, Shape, Slice, Tensor};
 
+use super::lane::unread;
 use super::product::{Kernel, Kind, Product};
 use super::rows::rows;
 use super::{Pass, Step, Walk};
@@ -28,7 +29,8 @@ impl<O: Tensors> Step<'_, O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Spill`] where the operand cannot be read back.
+    /// [`GraphError::Spill`] where the operand cannot be read back, [`GraphError::NotAlive`] for a product of
+    /// another operation.
     pub fn row_count(
         &mut self,
         product: &Product,
@@ -44,8 +46,8 @@ impl<O: Tensors> Step<'_, O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Spill`] where the operand cannot be read back, [`GraphError::Capture`] where
-    /// the device cannot be read.
+    /// [`GraphError::Spill`] where the operand cannot be read back, [`GraphError::Device`] where
+    /// the device cannot be read, [`GraphError::NotAlive`] for a product of another operation.
     pub fn sampled_rows(
         &mut self,
         product: &Product,
@@ -89,12 +91,9 @@ fn host(tensor: DispatchTensor) -> Result<Vec<f32>, GraphError> {
     let count = tensor.shape().num_elements();
     let flat = Dispatch::float_reshape(tensor, Shape::new([count]));
     let flat = Tensor::<1>::from_dispatch(Dispatch::float_cast(flat, FloatDType::F32));
-    let failed = |reason: String| GraphError::Capture { reason };
-    let data = flat
-        .try_into_data()
-        .map_err(|error| failed(error.to_string()))?;
-    data.try_into_vec::<f32>()
-        .map_err(|error| failed(format!("{error:?}")))
+    let data = flat.try_into_data().map_err(unread)?;
+    // Burn on CubeCL leaves Flex32, which is stored so, as it is.
+    data.try_into_vec_as::<f32>().map_err(unread)
 }
 
 /// The channels that a group of a convolution reads: of a depthwise one a small part of all.

@@ -117,7 +117,7 @@ impl<O: Tensors> Step<'_, O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Operand`] where it is not alive, or of another rank.
+    /// [`GraphError::NotAlive`] where it is not alive, [`GraphError::Operand`] where it is of another rank.
     pub fn tensor<const D: usize>(
         &mut self,
         batch: usize,
@@ -151,7 +151,8 @@ impl<O: Tensors> Step<'_, O> {
     ///
     /// # Errors
     ///
-    /// [`GraphError::Spill`] where they cannot be read back.
+    /// [`GraphError::Spill`] where they cannot be read back, [`GraphError::NotAlive`] for a product of another
+    /// operation.
     pub fn rows(
         &mut self,
         product: &Product,

@@ -107,14 +107,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         }
         bar.finish_and_clear();
         let (gradients, sketch) = sink.finish()?;
-        let unreached = source.plain.unreached();
-        for path in &unreached {
-            warn!(
-                path,
-                "the loss does not depend on it, so that zeros there cost nothing: a parameter group leaves it \
-                 out"
-            );
-        }
         let zero_columns = self.zero_columns(&gradients, free)?;
         self.warn_of_nothing(&zero_columns);
         let report = FisherReport {
@@ -124,7 +116,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             on_disk: gradients.is_on_disk(),
             sketch,
             loss: f64::from(read(Tensor::cat(losses, 0).sum())?[0]),
-            unreached,
+            unreached: source.plain.unreached(),
             batched_rows: source.batched_rows,
             fallback: source.fallback,
             zero_columns,

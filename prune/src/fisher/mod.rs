@@ -146,6 +146,19 @@ pub struct FisherReport {
     pub seconds: f64,
 }
 
+impl FisherReport {
+    /// One warning of all parameters that the loss does not depend on, where there are any.
+    pub(crate) fn warn_of_unreached(&self) {
+        if !self.unreached.is_empty() {
+            tracing::warn!(
+                "the loss does not depend on {}, so that zeros there cost nothing: a parameter group leaves \
+                 parameters out",
+                self.unreached.join(", ")
+            );
+        }
+    }
+}
+
 impl FisherConfig {
     /// Bytes that the gradient matrix of the selection needs.
     pub fn bytes_needed(&self, selection: &Selection) -> usize {
@@ -192,11 +205,12 @@ impl FisherConfig {
         batches: impl IntoIterator<Item = B>,
     ) -> Result<Fisher, PruneError> {
         let (fisher, _) = self.collect_free(model, selection, &loss, batches, None)?;
+        fisher.report.warn_of_unreached();
         Ok(fisher)
     }
 
-    /// The same with the gradients of frozen weights (0 in `free`) set to zero; also returns what is
-    /// left of the last batch.
+    /// The same with the gradients of frozen weights (0 in `free`) set to zero, and without a word on
+    /// parameters that the loss does not depend on; also returns what is left of the last batch.
     pub(crate) fn collect_free<M: Module, B: Batch>(
         &self,
         model: &M,

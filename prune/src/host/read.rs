@@ -11,7 +11,8 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, PruneE
         .cast(FloatDType::F32)
         .try_into_data()
         .map_err(|error| failed(error.to_string()))?;
-    data.try_into_vec::<f32>()
+    // CubeCL casts nothing of Flex32, which it stores as F32 under its own name.
+    data.try_into_vec_as::<f32>()
         .map_err(|error| failed(format!("{error:?}")))
 }
 

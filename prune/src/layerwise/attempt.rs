@@ -17,6 +17,7 @@ use crate::layerwise::rows::{Sampling, reordered};
 use crate::layerwise::stops::{Site, Stop, stops};
 use crate::layerwise::{failed, rows, shares, ties};
 use crate::model::carried::zero_pruned;
+use crate::model::flatten::in_dtype_of;
 use crate::{
     PruneError, Pruner, Selection, SparsityPattern,
     layerwise::{Candidate, LayerwiseLayer, Refitted},
@@ -392,8 +393,8 @@ impl Setting<'_> {
         let device = original.device();
         let weights =
             Tensor::<1>::from_data(&layer.weights[..], (&device, DType::F32)).reshape(shape);
-        let weights = weights.cast(burn::tensor::FloatDType::from(original.dtype()));
-        step.replace_weight(product, weights).map_err(failed)?;
+        step.replace_weight(product, in_dtype_of(weights, original))
+            .map_err(failed)?;
         if let (Some(path), Some(intercept)) = (&site.bias, &layer.intercept) {
             let bias = step.parameter::<1>(path, Pass::Original).map_err(failed)?;
             let dtype = burn::tensor::FloatDType::from(bias.dtype());

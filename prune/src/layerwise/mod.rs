@@ -195,6 +195,8 @@ impl Pruner {
     ///   [`PruneError::NotLayerwise`] for patterns and budgets that mean nothing layer by layer: both
     ///   name the way that is left; the latter also for a forward pass that draws random numbers, which
     ///   candidates would differ by.
+    /// - [`PruneError::Graph`] where it is recorded and cannot be executed: it panics at a batch, or does something
+    ///   else for another one.
     /// - [`PruneError::LayerSystem`] with the path of a layer whose inputs are not finite, or the same in all
     ///   examples, or whose system is singular; [`PruneError::CarriesReparameterization`].
     /// - [`PruneError::NaNOutputs`] where the dense network gives NaN for inputs that judge.
@@ -207,19 +209,26 @@ impl Pruner {
         forward: impl Fn(&M, I) -> O,
         batches: impl IntoIterator<Item = I>,
     ) -> Result<LayerwisePruned<M>, Rejected<M, PruneError>> {
-        self.prune_as(Candidate::Configured, model, forward, batches)
+        let selection = match self.selection(&model) {
+            Ok(selection) => selection,
+            Err(error) => return Err(Rejected::new(model, error)),
+        };
+        selection.warn_of_excluded();
+        self.prune_as(Candidate::Configured, selection, model, forward, batches)
     }
 
-    /// [`prune`](Self::prune), or magnitude with new statistics and nothing else.
+    /// [`prune`](Self::prune), or magnitude with new statistics and nothing else, of what
+    /// [`selection`](Self::selection) gives for the model.
     pub(crate) fn prune_as<M: Module, I: Tensors, O: Tensors>(
         &self,
         first: Candidate,
+        selection: Selection,
         model: M,
         forward: impl Fn(&M, I) -> O,
         batches: impl IntoIterator<Item = I>,
     ) -> Result<LayerwisePruned<M>, Rejected<M, PruneError>> {
-        match self.pruned(first, &model, forward, batches) {
-            Ok((pruned, masks, selection, report)) => Ok(LayerwisePruned {
+        match self.pruned(first, &selection, &model, forward, batches) {
+            Ok((pruned, masks, report)) => Ok(LayerwisePruned {
                 model: Training::of(&model).restore(pruned),
                 masks,
                 selection,
@@ -232,13 +241,12 @@ impl Pruner {
     fn pruned<M: Module, I: Tensors, O: Tensors>(
         &self,
         first: Candidate,
+        selection: &Selection,
         model: &M,
         forward: impl Fn(&M, I) -> O,
         batches: impl IntoIterator<Item = I>,
-    ) -> Result<(M, Masks, Selection, LayerwiseReport), PruneError> {
+    ) -> Result<(M, Masks, LayerwiseReport), PruneError> {
         let start = Instant::now();
-        self.check()?;
-        let selection = self.selection(model)?;
         let (layout, weights) = (selection.layout(), selection.finite_weights(model)?);
         let mut magnitude = vec![false; weights.len()];
         for index in largest(&weights, &self.pattern, &self.budget, layout)? {
@@ -252,7 +260,7 @@ impl Pruner {
         let calibration = Calibration::new(self, dense, &forward, batches, is_judged)?;
         let contest = Contest {
             pruner: self,
-            selection: &selection,
+            selection,
             folded: &folded,
             calibration: &calibration,
             // A time that no clock reaches is none.
@@ -294,7 +302,7 @@ impl Pruner {
             tuning_steps,
             seconds: start.elapsed().as_secs_f64(),
         };
-        Ok((best.attempt.model, masks, selection, report))
+        Ok((best.attempt.model, masks, report))
     }
 
     /// The method of [`support`](Self::support), or the effort's.
@@ -305,10 +313,11 @@ impl Pruner {
         })
     }
 
-    /// The parameters to prune, none of which has a reparameterization.
-    fn selection<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+    /// The parameters to prune, none of which has a reparameterization; refuses a config that no network can be
+    /// pruned by.
+    pub(crate) fn selection<M: Module>(&self, model: &M) -> Result<Selection, PruneError> {
+        self.check()?;
         let selection = Selection::for_pattern(model, self.group.as_ref(), &self.pattern)?;
-        selection.warn_of_excluded();
         for carrier in attached(model) {
             if selection.ids().contains(&carrier.id) {
                 return Err(PruneError::CarriesReparameterization {
@@ -329,16 +338,9 @@ impl Pruner {
     }
 }
 
-/// What a recording or a walk refuses.
+/// Of a recording or a walk that failed.
 pub(crate) fn failed(source: GraphError) -> PruneError {
-    match source {
-        GraphError::Spill { folder, reason } => PruneError::Io {
-            action: "cannot keep activations in",
-            path: folder.display().to_string(),
-            reason,
-        },
-        source => PruneError::NotRecorded { source },
-    }
+    PruneError::of_graph(source, |source| PruneError::NotRecorded { source })
 }
 
 #[cfg(test)]

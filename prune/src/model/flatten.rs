@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_graph::as_constants;
 use burn_lean_reparam::{
     AnyFloat, PathMapper, PathVisitor, Rejected, Trail, each_float, map_with_path, visit_with_path,
@@ -48,7 +48,8 @@ impl Selection {
     }
 
     /// Writes the vector `[p]` into the prunable weights of `model`; trainability, dtypes, devices
-    /// and reparameterizations stay as they are. Tied copies get the same weights.
+    /// and reparameterizations stay as they are. Tied copies get the same weights. A weight in F64 whose
+    /// value in the vector's dtype is the one that it has keeps all of its digits.
     ///
     /// # Errors
     ///
@@ -167,13 +168,25 @@ impl PathMapper for Scatter<'_> {
 
 /// `new` with the dtype, device and trainability of `old`, as a leaf of the graph.
 fn like<const D: usize>(new: Tensor<D>, old: &Tensor<D>) -> Tensor<D> {
-    let new = new.to_device(&old.device().inner()).cast(old.dtype());
+    let new = new.to_device(&old.device().inner());
+    let new = in_dtype_of(new, old.clone().without_autodiff());
     match old.gradient_checkpointing_strategy() {
         Some(strategy) => Tensor::from_inner(new)
             .with_gradient_checkpointing_strategy(strategy)
             .set_require_grad(old.is_require_grad()),
         None => new,
     }
+}
+
+/// `new` in the dtype of `old`; both without autodiff, on one device. Of F64, where `old` in the dtype of
+/// `new` is the same number, it is `old` with all of its digits; but a zero is a zero, however small `old` is.
+pub(crate) fn in_dtype_of<const D: usize>(new: Tensor<D>, old: Tensor<D>) -> Tensor<D> {
+    if old.dtype() != DType::F64 {
+        return new.cast(old.dtype());
+    }
+    let same = old.clone().cast(new.dtype()).equal(new.clone());
+    let stays = same.bool_and(new.clone().not_equal_elem(0.0));
+    new.cast(DType::F64).mask_where(stays, old)
 }
 
 /// Dense weights `[p]` on the host, none of them NaN or infinite.

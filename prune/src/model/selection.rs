@@ -180,24 +180,28 @@ impl Selection {
     }
 
     /// Warns of what a user may expect to be pruned: weights that a pattern does not divide, and matrices of
-    /// modules of the user's own.
+    /// modules of the user's own. One warning for all of either; whoever prunes in stages calls it once.
     pub(crate) fn warn_of_excluded(&self) {
-        for SelectedParameter {
-            path,
-            shape,
-            excluded,
-        } in &self.parameters
-        {
-            let is_matrix = shape.iter().filter(|size| **size > 1).count() > 1;
-            match excluded {
-                Some(reason @ ExcludedBecause::PatternDoesNotDivide { .. }) => {
-                    tracing::warn!(path, %reason, "not pruned");
-                }
-                Some(reason @ ExcludedBecause::NoLayerWeight) if is_matrix => {
-                    tracing::warn!(path, ?shape, %reason, "not pruned; a parameter group can name it");
-                }
-                _ => {}
-            }
+        let list = |is_meant: fn(&SelectedParameter) -> bool| {
+            let meant = self.parameters.iter().filter(|one| is_meant(one));
+            meant.map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let undivided = list(|one: &SelectedParameter| {
+            let reason = &one.excluded;
+            matches!(reason, Some(ExcludedBecause::PatternDoesNotDivide { .. }))
+        });
+        if !undivided.is_empty() {
+            tracing::warn!("not pruned: {}", undivided.join(", "));
+        }
+        let own = list(|one: &SelectedParameter| {
+            let is_matrix = one.shape.iter().filter(|size| **size > 1).count() > 1;
+            is_matrix && one.excluded == Some(ExcludedBecause::NoLayerWeight)
+        });
+        if !own.is_empty() {
+            tracing::warn!(
+                "not pruned, unless a parameter group names them: {}",
+                own.join(", ")
+            );
         }
     }
 

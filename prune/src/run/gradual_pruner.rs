@@ -249,7 +249,11 @@ impl GradualPruner {
                 ..self.pruner.clone()
             };
             let batches = loader(self.seed.wrapping_add(stage as u64));
-            let pruned = pruner.prune_as(first, model, &forward, batches)?;
+            let selection = match pruner.selection(&model) {
+                Ok(selection) => selection,
+                Err(error) => return Err(Rejected::new(model, error)),
+            };
+            let pruned = pruner.prune_as(first, selection, model, &forward, batches)?;
             let nonzeros = pruned.masks.nonzeros();
             tracing::info!(stage, sparsity = *target, nonzeros, "stage of pruning");
             let training = StageTraining::new(
@@ -300,6 +304,7 @@ impl GradualPruner {
         let selection = self.selection(model)?;
         let schedule = (&self.schedule, self.stages);
         let budgets = stage_budgets(budget, pattern, schedule, selection.layout().len())?;
+        selection.warn_of_excluded();
         let store = match &self.state {
             Some(folder) => {
                 let weights = selection.finite_weights(model)?;

@@ -224,6 +224,8 @@ impl PrunerConfig {
                 Err(error) => return Err(Rejected::new(model, error)),
             },
         };
+        // Said of the stage before.
+        let mut unreached: Vec<String> = Vec::new();
         for (stage, (target, budget)) in budgets.iter().enumerate().skip(reports.len()) {
             let batches = loader(self.seed.wrapping_add(stage as u64));
             let is_last = stage + 1 == budgets.len();
@@ -267,6 +269,10 @@ impl PrunerConfig {
                 gradients: solved.gradients,
                 solve_seconds: solved.seconds,
             };
+            if report.gradients.unreached != unreached {
+                report.gradients.warn_of_unreached();
+                unreached.clone_from(&report.gradients.unreached);
+            }
             tracing::info!(
                 stage,
                 sparsity = *target,

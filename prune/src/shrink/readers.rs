@@ -4,12 +4,17 @@ use std::collections::HashMap;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
-use burn_lean_graph::{Pass, Product, Recording, Tensors, UnitAxis, Walk, cloned};
+use burn_lean_graph::{GraphError, Pass, Product, Recording, Tensors, UnitAxis, Walk, cloned};
 use burn_lean_reparam::reductions::AXIS;
 
 use crate::PruneError;
 use crate::host::read;
 use crate::layerwise::stops::bias;
+
+/// Of a recording or a walk that failed.
+pub(super) fn failed(source: GraphError) -> PruneError {
+    PruneError::of_graph(source, |source| PruneError::ShrinkNotRecorded { source })
+}
 
 /// A weight that reads units.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +38,6 @@ impl Readers {
         recording: Recording<O>,
         batch: &I,
     ) -> Result<Self, PruneError> {
-        let failed = |source| PruneError::NotRecorded { source };
         let again = cloned(batch);
         let mut walk = Walk::new(model, [(recording, again)]).map_err(failed)?;
         let biases = biases(&walk);

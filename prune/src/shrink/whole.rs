@@ -8,7 +8,7 @@ use burn_lean_graph::{FixedBy, Recording, TensorMapper, Tensors, UnitGroup, clon
 use burn_lean_reparam::{Rejected, Training, attached, catch_quietly};
 
 use super::cut::{Weights, cut, silence};
-use super::readers::Readers;
+use super::readers::{self, Readers};
 use super::report::{ShrinkReport, ShrunkGroup};
 use super::scores::Scored;
 use crate::host::read;
@@ -109,7 +109,8 @@ impl Shrink {
     /// # Errors
     ///
     /// The model comes back in the error, unchanged.
-    /// - [`PruneError::NotRecorded`]: the forward pass cannot be recorded.
+    /// - [`PruneError::ShrinkNotRecorded`]: the forward pass cannot be recorded; [`PruneError::Graph`]: it is
+    ///   recorded and cannot be executed.
     /// - [`PruneError::CannotShrink`]: it does not run with smaller parameters, or another result comes
     ///   out, for a reason that no group of units has alone; the share is not reached without the groups
     ///   whose sizes are written into the model.
@@ -389,7 +390,7 @@ fn recorded<M: Module, I: Tensors, O: Tensors>(
     batch: &I,
 ) -> Result<Recording<O>, PruneError> {
     let recording = record(model, batch, |model, batch| forward(model, batch));
-    recording.map_err(|source| PruneError::NotRecorded { source })
+    recording.map_err(readers::failed)
 }
 
 /// What the model gives for the batch; an index out of range panics here, and not in a recording.

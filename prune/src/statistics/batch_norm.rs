@@ -52,7 +52,7 @@ const BATCH_NORM: &str = "Struct:BatchNorm";
 ///
 /// The model comes back in the error, unchanged: [`PruneError::NoSamples`] without any batch,
 /// [`PruneError::Mismatch`] where the parts of one have other numbers of examples,
-/// [`PruneError::NonFiniteStatistics`] where the new ones are not finite, [`PruneError::Panics`],
+/// [`PruneError::NonFiniteStatistics`] where the new ones are not finite in the model's dtype, [`PruneError::Panics`],
 /// [`PruneError::Device`] where reading fails. A batch without an example is left out.
 pub fn recompute_batch_norm<M: Module, B: Batch, O>(
     model: M,
@@ -65,8 +65,15 @@ pub fn recompute_batch_norm<M: Module, B: Batch, O>(
         Err(error) => return Err(Rejected::new(model, error)),
     };
     // Burn maps running statistics in place, also those of the caller's clones: map a copy.
-    let measured = map_with_path(model.valid(), &mut SetRunning::to(averages));
-    Ok(Training::of(&model).restore(measured))
+    let mut set = SetRunning::to(averages);
+    let measured = map_with_path(model.valid(), &mut set);
+    match set.beyond {
+        None => Ok(Training::of(&model).restore(measured)),
+        Some(path) => Err(Rejected::new(
+            model,
+            PruneError::NonFiniteStatistics { path },
+        )),
+    }
 }
 
 /// Paths of the BatchNorm layers that do no more than shift: gain 1, mean 0 and one variance below 1, which
@@ -383,6 +390,8 @@ struct SetRunning {
     except: HashSet<String>,
     all: Option<f32>,
     values: Statistics,
+    /// Path of a statistic whose values are finite, but not in its dtype.
+    beyond: Option<String>,
 }
 
 impl SetRunning {
@@ -391,6 +400,7 @@ impl SetRunning {
             except: folded,
             all: Some(value),
             values: Statistics::default(),
+            beyond: None,
         }
     }
 
@@ -399,6 +409,7 @@ impl SetRunning {
             except: HashSet::new(),
             all: None,
             values,
+            beyond: None,
         }
     }
 }
@@ -413,13 +424,43 @@ impl PathMapper for SetRunning {
         }
         match self.values.0.get(&param.id) {
             Some(values) if values.iter().all(|value| value.is_finite()) => {
-                let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
                 param.map(|old| {
-                    let data = TensorData::new(values, old.shape());
-                    Tensor::<D>::from_data(data, &old.device()).cast(old.dtype())
+                    let data = TensorData::new(values.clone(), old.shape());
+                    // Not through the default of the device, which may be half.
+                    let data = data.convert_dtype(old.dtype());
+                    if !data.iter::<f64>().all(f64::is_finite) {
+                        self.beyond.get_or_insert_with(|| at.path());
+                    }
+                    Tensor::<D>::from_data(data, (&old.device(), old.dtype()))
                 })
             }
             _ => param,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::RunningState;
+    use burn::nn::BatchNormConfig;
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// Recovered from numbers of F16, a variance near its largest one can come out beyond it.
+    #[test]
+    fn a_statistic_that_its_dtype_does_not_hold_is_named() {
+        let device = Device::flex();
+        let mut norm = BatchNormConfig::new(2).init(&device);
+        let half = Tensor::<1>::ones([2], (&device, DType::F16));
+        norm.running_var = RunningState::new(half);
+        for (largest, beyond) in [(65_504.0, None), (65_536.0, Some("running_var"))] {
+            let old = Statistics::of(&norm, &HashSet::new()).unwrap();
+            let new = old.0.into_keys().map(|id| (id, vec![1.0, largest]));
+            let mut set = SetRunning::to(Statistics(new.collect()));
+            let written = map_with_path(norm.valid(), &mut set);
+            assert_eq!(set.beyond.as_deref(), beyond);
+            assert_eq!(written.running_var.value_sync().dtype(), DType::F16);
         }
     }
 }

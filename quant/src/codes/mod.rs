@@ -1,5 +1,7 @@
 //! Numbers as they are stored: codes, where Burn and the device keep them, and the codes of weights.
 
+#[cfg(feature = "kernels")]
+pub(crate) mod kernel;
 pub(crate) mod product;
 pub(crate) mod quantized_tensor;
 pub(crate) mod storage;

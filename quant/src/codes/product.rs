@@ -1,7 +1,8 @@
-//! Whether Burn's matrix product may read the codes of a weight themselves.
+//! Whether a matrix product may read the codes of a weight themselves.
 //!
 //! Of a quantized weight, [`linear`] hands the codes to the device's own product, where there is one: a
-//! GPU reads a quarter of the bytes, and keeps no floats. Whether its numbers are right for this shape and
+//! GPU reads a quarter of the bytes, and keeps no floats. On a CPU there is none, and a kernel of our own
+//! takes its place. Whether the numbers are right for this shape and
 //! layout, and whether it is fast, differs from device to device. So it is looked at here, once for each
 //! weight, before a layer depends on it.
 //!
@@ -10,18 +11,22 @@
 //! may be as far from them as F32 sums of so many terms can be, or as the device's own product of floats is.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use burn::tensor::module::linear;
 use burn::tensor::quantization::{QuantScheme, QuantValue};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use burn_lean_reparam::catch_quietly;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_lean_reparam::{Trail, catch_quietly};
 
-use crate::codes::storage::on_host;
+#[cfg(feature = "kernels")]
+use crate::codes::kernel::Packed;
 use crate::codes::stored::Stored;
 use crate::fake::op::to_dtype;
+use crate::module::resident::on_host;
+use crate::module::walk::{Located, Site};
 use crate::range::observer::read;
-use crate::{Dequantize, QuantizedTensor};
+use crate::{Dequantize, FakeQuantize, Granularity, QuantizedTensor};
 
 /// Rows of an input that products are looked at with: a device has other kernels for few.
 const ROWS: [usize; 3] = [1, 8, 64];
@@ -32,10 +37,88 @@ const RUNS: usize = 5;
 /// A product that takes so many times as long is slower; clocks tell no more apart.
 const SLOWER: f64 = 1.05;
 
-/// Looks at the product of a weight that is held so, `None` for floats, in a layer of this kind, with
-/// values of this dtype.
+/// What a kernel multiplies by the codes of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Factors {
+    Floats,
+    /// The codes of a rounded input.
+    Integers,
+}
+
+impl Factors {
+    /// In a layer whose input has this quantizer, if any.
+    pub(crate) fn of(input: Option<&FakeQuantize>) -> Self {
+        let is_grid = |input: &&FakeQuantize| {
+            let scheme = input.scheme();
+            let of_rows = [Granularity::PerTensor, Granularity::PerToken];
+            input.is_enabled() && scheme.format.is_int() && of_rows.contains(&scheme.granularity)
+        };
+        match input.filter(is_grid) {
+            Some(_) => Self::Integers,
+            None => Self::Floats,
+        }
+    }
+
+    /// Of all weights of a model that carry a quantizer, by path.
+    pub(crate) fn of_all(quantizers: &[Located]) -> HashMap<String, Self> {
+        let paths = |site: Site| {
+            let of_site = quantizers
+                .iter()
+                .filter(move |located| located.site == site);
+            of_site.filter_map(|located| Some((located.parameter.clone()?, &located.quantizer)))
+        };
+        let inputs: HashMap<String, &FakeQuantize> = paths(Site::Input).collect();
+        paths(Site::Weight)
+            .map(|(path, _)| {
+                let factors = Self::of(inputs.get(&path).copied());
+                (path, factors)
+            })
+            .collect()
+    }
+}
+
+impl<'a> Layer<'a> {
+    /// Around the weight at this place.
+    pub(crate) fn at(place: &'a Trail, dtype: FloatDType, factors: Option<Factors>) -> Self {
+        Self {
+            kind: place.container(),
+            is_of_gate: place.is_inside("Struct:GateController"),
+            dtype,
+            factors,
+        }
+    }
+}
+
+/// The layer of a weight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layer<'a> {
+    /// As Burn's modules call it.
+    pub(crate) kind: &'a str,
+    /// Whether it is that of a recurrent cell, which asks for values.
+    pub(crate) is_of_gate: bool,
+    /// Of the weight's values.
+    pub(crate) dtype: FloatDType,
+    /// What a kernel would multiply by; `None` where the weight carries no quantizer that could tell it.
+    pub(crate) factors: Option<Factors>,
+}
+
+/// Whether products of codes are fast enough, of shapes and schemes that were looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Speeds(HashMap<String, Result<(), String>>);
+
+/// A kernel that multiplies by codes, if one does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Kernel {
+    /// What it keeps beside what Burn holds.
+    pub(crate) bytes: usize,
+    /// Whether it multiplies integers.
+    pub(crate) is_integer: bool,
+}
+
+/// Looks at the product of a weight that is held so, `None` for floats, in such a layer.
 ///
-/// [`Dequantize::InProduct`] needs one that is exact and not slower, [`Dequantize::EveryUse`] without a
+/// [`Dequantize::InProduct`] needs one that is exact and not slower, on a CPU that of a kernel;
+/// [`Dequantize::EveryUse`] without a
 /// quantizer between weight and layer one that is exact: Burn's linear layer multiplies by codes then,
 /// other layers by floats.
 ///
@@ -46,28 +129,41 @@ const SLOWER: f64 = 1.05;
 pub(crate) fn in_product<const D: usize>(
     held: Option<&Stored<D>>,
     quantized: &QuantizedTensor,
-    (layer, dtype): (&str, FloatDType),
+    layer: Layer<'_>,
     asked: Dequantize,
-) -> Result<(), String> {
-    let stored = match held {
-        _ if asked == Dequantize::Once => return Ok(()),
-        Some(Stored::Values(stored)) => stored,
-        Some(Stored::Codes(_)) => {
-            return Err("its scales are not in Burn's tensor, which holds its codes alone".into());
-        }
-        None if asked == Dequantize::EveryUse => return Ok(()),
+    speeds: &mut Speeds,
+) -> Result<Kernel, String> {
+    let held = match held {
+        _ if asked == Dequantize::Once => return Ok(Kernel::default()),
+        Some(held) => held,
+        None if asked == Dequantize::EveryUse => return Ok(Kernel::default()),
         None => return Err("it is not held as a quantized tensor".into()),
     };
-    let is_given_floats = layer != LINEAR || multiplies_floats(stored);
-    if asked == Dequantize::EveryUse && is_given_floats {
-        return Ok(());
-    }
-    let product = Product::of(stored, quantized, (layer, dtype))?;
+    let is_in_product = asked == Dequantize::InProduct;
+    let device = held.device();
+    let (product, kernel) = match held {
+        _ if is_in_product && on_host(&device) => Product::of_kernel(&device, quantized, layer)?,
+        Stored::Values(stored) => {
+            let is_given_floats = layer.kind != LINEAR || multiplies_floats(stored);
+            if asked == Dequantize::EveryUse && is_given_floats {
+                return Ok(Kernel::default());
+            }
+            let product = Product::of(stored, quantized, layer)?;
+            (product, Kernel::default())
+        }
+        Stored::Codes(_) => {
+            return Err("its scales are not in Burn's tensor, which holds its codes alone".into());
+        }
+    };
     product.check()?;
-    match asked {
-        Dequantize::InProduct => product.compare_speed(),
-        _ => Ok(()),
+    if is_in_product {
+        let (shape, scheme) = (quantized.shape(), quantized.scheme());
+        let (stored, Layer { dtype, factors, .. }) = (held.dtype(), layer);
+        let key = format!("{shape:?} {scheme} {stored:?} {dtype:?} {factors:?} {device:?}");
+        let known = speeds.0.entry(key);
+        known.or_insert_with(|| product.compare_speed()).clone()?;
     }
+    Ok(kernel)
 }
 
 /// Whether the device has no other product of such a tensor than that of its floats, which were compared
@@ -79,15 +175,26 @@ fn multiplies_floats<const D: usize>(stored: &Tensor<D>) -> bool {
         && !matches!(stored.dtype(), DType::QFloat(scheme) if is_ternary(scheme))
 }
 
-/// The weight of a linear layer as it is stored, `[inputs, outputs]`, and its values.
+/// The weight of a linear layer `[inputs, outputs]`: its codes, and its values.
 #[derive(Debug)]
 pub(crate) struct Product {
-    stored: Tensor<2>,
+    codes: Codes,
     values: Tensor<2>,
 }
 
+/// What multiplies by the codes.
+#[derive(Debug)]
+enum Codes {
+    /// The device.
+    Device(Box<Tensor<2>>),
+    #[cfg(feature = "kernels")]
+    Kernel(Box<Packed>),
+}
+
+const OTHER_LAYER: &str = "codes are multiplied by in linear layers alone";
+
 impl Product {
-    /// Of the weight of a layer of this kind, as Burn's modules call it, with values of this dtype.
+    /// That of the device.
     ///
     /// # Errors
     ///
@@ -95,16 +202,68 @@ impl Product {
     pub(crate) fn of<const D: usize>(
         stored: &Tensor<D>,
         quantized: &QuantizedTensor,
-        (layer, dtype): (&str, FloatDType),
+        layer: Layer<'_>,
     ) -> Result<Self, String> {
         let matrix = (stored as &dyn Any).downcast_ref::<Tensor<2>>();
-        let Some(stored) = matrix.filter(|_| layer == LINEAR) else {
-            return Err("Burn multiplies by codes in linear layers alone".into());
+        let Some(stored) = matrix.filter(|_| layer.kind == LINEAR) else {
+            return Err(OTHER_LAYER.into());
         };
         let values = quantized.dequantize::<2>(&stored.device());
         Ok(Self {
-            stored: stored.clone(),
-            values: to_dtype(values.map_err(|error| error.to_string())?, dtype),
+            codes: Codes::Device(Box::new(stored.clone())),
+            values: to_dtype(values.map_err(|error| error.to_string())?, layer.dtype),
+        })
+    }
+
+    /// That of a kernel, on a CPU.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no such product.
+    #[cfg(feature = "kernels")]
+    fn of_kernel(
+        device: &Device,
+        quantized: &QuantizedTensor,
+        layer: Layer<'_>,
+    ) -> Result<(Self, Kernel), String> {
+        if layer.kind != LINEAR || quantized.shape().len() != 2 {
+            return Err(OTHER_LAYER.into());
+        }
+        if layer.is_of_gate {
+            return Err("recurrent layers multiply by values".into());
+        }
+        if layer.dtype != FloatDType::F32 {
+            let dtype = layer.dtype;
+            return Err(format!(
+                "kernels multiply F32, and its values are {dtype:?}"
+            ));
+        }
+        let Some(factors) = layer.factors else {
+            return Err("it carries no quantizer, by which `forward_q` finds a kernel".into());
+        };
+        let packed = Packed::new(quantized, factors)?;
+        let kernel = Kernel {
+            bytes: packed.bytes(),
+            is_integer: factors == Factors::Integers,
+        };
+        let values = quantized.dequantize::<2>(device);
+        let product = Self {
+            codes: Codes::Kernel(Box::new(packed)),
+            values: values.map_err(|error| error.to_string())?,
+        };
+        Ok((product, kernel))
+    }
+
+    #[cfg(not(feature = "kernels"))]
+    fn of_kernel(
+        _: &Device,
+        _: &QuantizedTensor,
+        layer: Layer<'_>,
+    ) -> Result<(Self, Kernel), String> {
+        Err(match layer.kind == LINEAR {
+            true => "no kernel is compiled in: feature `engine` of `burn-lean`, `kernels` of `burn-lean-quant`"
+                .into(),
+            false => OTHER_LAYER.into(),
         })
     }
 
@@ -123,16 +282,17 @@ impl Product {
             let comb = Comb { rows, inputs };
             let x = comb.tensor(&self.values);
             let (sums, magnitudes) = comb.sums(&numbers, outputs);
-            let floats =
-                largest_difference(&self.product(x.clone(), &self.values)?, &sums, &magnitudes);
-            let codes = largest_difference(&self.product(x, &self.stored)?, &sums, &magnitudes);
+            let floats = numbers_of(|| self.of_values(&x))?;
+            let floats = largest_difference(&floats, &sums, &magnitudes);
+            let codes = numbers_of(|| self.of_codes(&x))?;
+            let codes = largest_difference(&codes, &sums, &magnitudes);
             // Each of the additions rounds by half a step at most, and so does each number.
             let additions = inputs.div_ceil(rows) as f64;
             let allowed = ((additions + 1.0) * step).max(4.0 * floats);
             // Not `>`: NaN is wrong, too.
             if !(codes <= allowed) {
                 return Err(format!(
-                    "the device's product of {rows} rows and its codes is off by {codes:.1e} of the sum of \
+                    "the product of {rows} rows and its codes is off by {codes:.1e} of the sum of \
                      magnitudes, and by {floats:.1e} with its floats"
                 ));
             }
@@ -150,8 +310,8 @@ impl Product {
             let (mut floats, mut codes) = (Duration::MAX, Duration::MAX);
             // The first of each compiles.
             for run in 0..=RUNS {
-                let of_floats = self.time(&x, &self.values)?;
-                let of_codes = self.time(&x, &self.stored)?;
+                let of_floats = self.time(|| self.of_values(&x))?;
+                let of_codes = self.time(|| self.of_codes(&x))?;
                 if run > 0 {
                     (floats, codes) = (floats.min(of_floats), codes.min(of_codes));
                 }
@@ -159,7 +319,7 @@ impl Product {
             let times = codes.as_secs_f64() / floats.as_secs_f64().max(f64::MIN_POSITIVE);
             if times > SLOWER {
                 return Err(format!(
-                    "the device's product of {rows} rows and its codes takes {times:.1} times as long as that \
+                    "the product of {rows} rows and its codes takes {times:.1} times as long as that \
                      with its floats"
                 ));
             }
@@ -168,17 +328,24 @@ impl Product {
     }
 
     /// The outputs of a linear layer without a bias.
-    fn product(&self, x: Tensor<2>, weight: &Tensor<2>) -> Result<Vec<f32>, String> {
-        let outputs = catch_quietly(|| read(linear(x, weight.clone(), None)));
-        outputs?.map_err(|error| error.to_string())
+    fn of_values(&self, x: &Tensor<2>) -> Tensor<2> {
+        linear(x.clone(), self.values.clone(), None)
     }
 
-    fn time(&self, x: &Tensor<2>, weight: &Tensor<2>) -> Result<Duration, String> {
-        let device = weight.device();
+    fn of_codes(&self, x: &Tensor<2>) -> Tensor<2> {
+        match &self.codes {
+            Codes::Device(stored) => linear(x.clone(), *stored.clone(), None),
+            #[cfg(feature = "kernels")]
+            Codes::Kernel(packed) => packed.of_comb(x),
+        }
+    }
+
+    fn time(&self, multiply: impl Fn() -> Tensor<2>) -> Result<Duration, String> {
+        let device = self.values.device();
         let timed = || {
             device.sync()?;
             let start = Instant::now();
-            let y = linear(x.clone(), weight.clone(), None);
+            let y = multiply();
             device.sync()?;
             drop(y);
             Ok(start.elapsed())
@@ -186,6 +353,11 @@ impl Product {
         let time = catch_quietly(timed)?;
         time.map_err(|error: burn::backend::ExecutionError| error.to_string())
     }
+}
+
+fn numbers_of(multiply: impl FnOnce() -> Tensor<2>) -> Result<Vec<f32>, String> {
+    let outputs = catch_quietly(|| read(multiply()));
+    outputs?.map_err(|error| error.to_string())
 }
 
 /// What Burn's modules call a linear layer.
@@ -258,6 +430,15 @@ mod tests {
     use super::*;
     use crate::{NumberFormat, Scheme};
 
+    fn of_kind(kind: &str) -> Layer<'_> {
+        Layer {
+            kind,
+            is_of_gate: false,
+            dtype: FloatDType::F32,
+            factors: None,
+        }
+    }
+
     fn quantized() -> QuantizedTensor {
         let scheme = Scheme::symmetric(NumberFormat::int8().narrow());
         let codes = (0..96 * 10).map(|i| (i * 37) % 255 - 127).collect();
@@ -270,7 +451,7 @@ mod tests {
         let quantized = quantized();
         let values = quantized.dequantize::<2>(&device).unwrap();
         let product = |stored: Tensor<2>| Product {
-            stored,
+            codes: Codes::Device(Box::new(stored)),
             values: values.clone(),
         };
         assert_eq!(product(values.clone()).check(), Ok(()));
@@ -291,11 +472,12 @@ mod tests {
         let device = Device::flex();
         let quantized = quantized();
         let stored = quantized.to_burn::<2>(&device).unwrap();
-        let of = |layer| Product::of(&stored, &quantized, (layer, FloatDType::F32));
+        let of = |kind| Product::of(&stored, &quantized, of_kind(kind));
         assert!(of("Struct:Linear").is_ok());
         let reason = of("Struct:Embedding").unwrap_err();
         assert!(reason.contains("linear layers alone"), "{reason}");
     }
+
     #[test]
     fn a_device_that_multiplies_the_floats_of_codes_is_not_looked_at_at_every_use() {
         let device = Device::flex();
@@ -309,13 +491,16 @@ mod tests {
         let other =
             QuantizedTensor::new(codes, vec![96, 10], vec![0.01], vec![0.0], scheme).unwrap();
         let stored = other.to_burn::<2>(&device).unwrap();
+        let product = Product::of(&stored, &quantized, of_kind(LINEAR)).unwrap();
+        let reason = product.check().unwrap_err();
+        assert!(reason.contains("is off by"), "{reason}");
         let held = Stored::Values(stored);
         let look = |asked| {
-            let layer = (LINEAR, FloatDType::F32);
-            in_product(Some(&held), &quantized, layer, asked)
+            let speeds = &mut Speeds::default();
+            in_product(Some(&held), &quantized, of_kind(LINEAR), asked, speeds)
         };
-        assert_eq!(look(Dequantize::EveryUse), Ok(()));
-        let reason = look(Dequantize::InProduct).unwrap_err();
-        assert!(reason.contains("is off by"), "{reason}");
+        assert_eq!(look(Dequantize::EveryUse), Ok(Kernel::default()));
+        // On a CPU a kernel would multiply, of which nothing is known here.
+        assert!(look(Dequantize::InProduct).is_err());
     }
 }

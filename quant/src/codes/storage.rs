@@ -20,6 +20,7 @@ use layout::{Levels, little_endian_words, swapped};
 
 use crate::codes::quantized_tensor::unpack;
 use crate::format::groups::Groups;
+use crate::module::resident::on_host;
 use crate::{
     Granularity, Mapping, NumberFormat, QuantError, QuantizedTensor, Scheme, format::ScaleFormat,
 };
@@ -99,9 +100,6 @@ impl QuantizedTensor {
         scheme: &Scheme,
     ) -> Result<Self, QuantError> {
         let shape = tensor.dims().to_vec();
-        let foreign = || QuantError::ForeignScheme {
-            expected: scheme.to_string(),
-        };
         let unsupported = |reason: &str| QuantError::UnsupportedStorage {
             scheme: scheme.to_string(),
             shape: shape.clone(),
@@ -127,7 +125,15 @@ impl QuantizedTensor {
             None => vec![1; shape.len()],
             Some(block) => block.num_blocks(&shape),
         };
-        let scale_bytes = 4 * blocks.iter().product::<usize>();
+        let scale_count: usize = blocks.iter().product();
+        let foreign = || QuantError::ForeignScheme {
+            expected: scheme.to_string(),
+            found: format!(
+                "a quantized tensor of {:?} with {scale_count} scales",
+                stored.value
+            ),
+        };
+        let scale_bytes = 4 * scale_count;
         if stored.scale_dtype() != ScaleDtype::F32
             || stored.num_levels() != 1
             || bytes.len() != elements * bits / 8 + scale_bytes
@@ -323,11 +329,6 @@ fn stores(device: &Device, value: QuantValue, shape: &[usize]) -> Vec<QuantStore
     // Of the types below a byte, GPU backends have no native store.
     let native = (value.size_bits() == 8).then_some(QuantStore::Native);
     packed.chain(native).collect()
-}
-
-/// The default of a backend tells its kind: the CPU backends hold everything in bytes.
-pub(crate) fn on_host(device: &Device) -> bool {
-    device.settings().quantization.scheme.store == QuantStore::Native
 }
 
 fn is_packed(store: &QuantStore) -> bool {

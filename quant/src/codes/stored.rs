@@ -19,6 +19,22 @@ pub(crate) enum Stored<const D: usize> {
     Codes(Tensor<D>),
 }
 
+impl<const D: usize> Stored<D> {
+    fn tensor(&self) -> &Tensor<D> {
+        match self {
+            Self::Values(tensor) | Self::Codes(tensor) => tensor,
+        }
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.tensor().device()
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        self.tensor().dtype()
+    }
+}
+
 /// Why a weight is not stored quantized.
 pub(crate) enum NotStored {
     /// It would be no smaller than its floats.

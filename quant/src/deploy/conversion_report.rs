@@ -6,6 +6,7 @@ use burn::tensor::{DType, Tensor};
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
+use crate::codes::product::Kernel;
 use crate::deploy::convert::OtherBytes;
 use crate::{Dequantize, model::LeftFloat};
 
@@ -47,7 +48,7 @@ pub struct ConvertedWeight {
     /// Bytes with as many bits for each code as the scheme has, scales included: what
     /// [`save_safetensors`](crate::save_safetensors) stores.
     pub packed_bytes: usize,
-    /// Bytes in memory once the model has run: [`bytes`](Self::bytes), and those of the values, where
+    /// Bytes in memory once the model has run: [`bytes`](Self::bytes), and those of the values or packed codes, where
     /// they are kept beside the codes.
     pub resident_bytes: usize,
     /// When the float values that the layer multiplies with are computed.
@@ -60,6 +61,10 @@ pub struct ConvertedWeight {
     /// [`Activations`](crate::Activations).
     #[serde(default)]
     pub rounds_activations: bool,
+    /// Whether a layer that is called by [`forward_q`](crate::ForwardQ::forward_q) multiplies the codes of its rounded
+    /// input by those of the weight, on a CPU: see [`Dequantize::InProduct`].
+    #[serde(default)]
+    pub multiplies_integers: bool,
     /// Largest difference between the fake-quantized and the converted model at this layer, once
     /// [`compare`](crate::compare) has run both.
     pub mismatch: Option<Mismatch>,
@@ -90,7 +95,8 @@ pub struct ActivationMismatch {
 
 /// What [`ConvertConfig::convert`](crate::ConvertConfig::convert) did.
 ///
-/// In Burn nothing is computed in integers: a converted model multiplies floats, as fast as the float model or, where it
+/// Unless products read codes ([`Dequantize::InProduct`]), a converted model multiplies floats in Burn, as fast as the
+/// float model or, where it
 /// rounds activations on the way, somewhat slower ([`Activations`](crate::Activations)).
 ///
 /// Prints as a table.
@@ -182,10 +188,26 @@ impl ConvertedWeight {
         };
     }
 
+    /// What was found of the product of its codes, which was asked for; the bytes that a kernel keeps.
+    pub(crate) fn take(&mut self, looked_at: Result<Kernel, String>) -> usize {
+        match looked_at {
+            Ok(kernel) => {
+                self.multiplies_integers = kernel.is_integer;
+                kernel.bytes
+            }
+            Err(reason) => {
+                self.dequantize = Dequantize::Once;
+                self.why_once = Some(reason);
+                0
+            }
+        }
+    }
+
     /// When its values are computed, and whether activations are rounded, in words.
     fn forward_pass(&self) -> String {
         let weight = self.weight_in_forward_pass();
         match self.rounds_activations {
+            true if self.multiplies_integers => "integer".into(),
             true => format!("{weight}, activations rounded at every use"),
             false => weight,
         }
@@ -282,11 +304,14 @@ impl fmt::Display for ConversionReport {
             self.float_bytes().to_string(),
         ]);
         writeln!(f, "{table}")?;
-        if self.weights.iter().any(|weight| weight.rounds_activations) {
+        let rounds_floats =
+            |weight: &ConvertedWeight| weight.rounds_activations && !weight.multiplies_integers;
+        if self.weights.iter().any(rounds_floats) {
             writeln!(
                 f,
                 "in Burn it computes with floats and rounds activations on the way, somewhat slower than FP32: \
-                 `EngineConfig` of `deploy` computes in integers, `Activations::Float` leaves activations alone"
+                 `EngineConfig` of `deploy` computes in integers, on a CPU `Dequantize::InProduct` in linear layers; \
+                 `Activations::Float` leaves activations alone"
             )?;
         }
         for weight in &self.weights {

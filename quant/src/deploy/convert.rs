@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use other_bytes::OtherBytes;
 
-use crate::codes::product::in_product;
+use crate::codes::product::{Factors, Layer, Speeds, in_product};
 use crate::codes::stored::{NotStored, Stored};
 use crate::codes::weights::QuantizedWeight;
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
@@ -164,6 +164,7 @@ impl ConvertConfig {
             config: self,
             effective: &effective,
             rounding: rounding(&model),
+            factors: Factors::of_all(&quantizers(&model)),
             chosen: chosen
                 .into_iter()
                 .map(|weight| (weight.path.clone(), weight))
@@ -173,6 +174,7 @@ impl ConvertConfig {
             exact: HashMap::new(),
             codes: HashMap::new(),
             held: HashSet::new(),
+            speeds: Speeds::default(),
             error: None,
         };
         let model = map_with_path(model, &mut converter);
@@ -228,6 +230,8 @@ struct Converter<'a> {
     effective: &'a Effective,
     /// Weights of layers that round activations.
     rounding: HashSet<String>,
+    /// By path of the weight.
+    factors: HashMap<String, Factors>,
     chosen: HashMap<String, QuantizedWeight>,
     outcomes: Vec<ConvertedWeight>,
     /// Of the weights that were converted now, by path: the dtype of their values, and when those are
@@ -239,6 +243,7 @@ struct Converter<'a> {
     codes: HashMap<String, QuantParams>,
     /// Those that Burn's quantized tensors hold, scales and all.
     held: HashSet<String>,
+    speeds: Speeds,
     error: Option<QuantError>,
 }
 
@@ -247,7 +252,7 @@ impl Converter<'_> {
         &mut self,
         weight: &QuantizedWeight,
         base: Tensor<D>,
-        layer: &str,
+        at: &Trail,
     ) -> Result<Tensor<D>, QuantError> {
         let quantizer = &weight.quantizer;
         let mut report = ConvertedWeight {
@@ -261,6 +266,7 @@ impl Converter<'_> {
             dequantize: self.config.dequantize,
             why_once: None,
             rounds_activations: self.rounding.contains(&weight.path),
+            multiplies_integers: false,
             mismatch: None,
         };
         let float_bytes =
@@ -269,9 +275,24 @@ impl Converter<'_> {
             let known = quantizer.dequantize();
             report.dequantize = known.unwrap_or_default();
             report.bytes = quantized_data_len(&scheme, &base.shape());
-            report.packed_bytes =
-                QuantizedTensor::from_stored(base.clone(), quantizer)?.packed_bytes();
+            let quantized = QuantizedTensor::from_stored(base.clone(), quantizer)?;
+            report.packed_bytes = quantized.packed_bytes();
+            let mut kernel = 0;
+            if known == Some(Dequantize::InProduct) {
+                let held = match quantizer.is_stored_as_codes() {
+                    true => Stored::Codes(base.clone()),
+                    false => Stored::Values(base.clone()),
+                };
+                let factors = self.factors.get(&weight.path).copied();
+                let layer = Layer::at(at, quantizer.dtype(), factors);
+                let asked = Dequantize::InProduct;
+                let looked_at = in_product(Some(&held), &quantized, layer, asked, &mut self.speeds);
+                kernel = report.take(looked_at);
+                let known = (quantizer.dtype(), report.dequantize);
+                self.dtypes.insert(weight.path.clone(), known);
+            }
             report.hold_values(float_bytes(quantizer.dtype()));
+            report.resident_bytes += kernel;
             self.outcomes.push(report);
             return Ok(base);
         }
@@ -291,20 +312,18 @@ impl Converter<'_> {
             }
             Err(NotStored::Error(error)) => return Err(error),
         };
+        let mut kernel = 0;
         if report.dequantize == Dequantize::InProduct {
             let looked_at = match self.effective.is_chained(&weight.path) {
                 true => Err("it is in a chain of reparameterizations".into()),
-                false => in_product(
-                    kept.as_ref().ok(),
-                    &quantized,
-                    (layer, dtype),
-                    report.dequantize,
-                ),
+                false => {
+                    let factors = self.factors.get(&weight.path).copied();
+                    let layer = Layer::at(at, dtype, factors);
+                    let (held, asked) = (kept.as_ref().ok(), report.dequantize);
+                    in_product(held, &quantized, layer, asked, &mut self.speeds)
+                }
             };
-            if let Err(reason) = looked_at {
-                report.dequantize = Dequantize::Once;
-                report.why_once = Some(reason);
-            }
+            kernel = report.take(looked_at);
         }
         let path = weight.path.clone();
         let (tensor, outcome) = match kept {
@@ -347,6 +366,7 @@ impl Converter<'_> {
         if !self.exact.contains_key(&weight.path) {
             report.hold_values(values_bytes);
         }
+        report.resident_bytes += kernel;
         self.outcomes.push(report);
         Ok(tensor)
     }
@@ -361,17 +381,15 @@ impl PathMapper for Converter<'_> {
         let Some(weight) = self.chosen.remove(&path) else {
             return param;
         };
-        param.map(
-            |base| match self.convert(&weight, base.clone(), at.container()) {
-                Ok(tensor) => tensor,
-                Err(error) => {
-                    self.error = Some(match error {
-                        located @ QuantError::Parameter { .. } => located,
-                        error => error.at(&path),
-                    });
-                    base
-                }
-            },
-        )
+        param.map(|base| match self.convert(&weight, base.clone(), at) {
+            Ok(tensor) => tensor,
+            Err(error) => {
+                self.error = Some(match error {
+                    located @ QuantError::Parameter { .. } => located,
+                    error => error.at(&path),
+                });
+                base
+            }
+        })
     }
 }

@@ -38,14 +38,14 @@ pub fn to_codes<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D, Int> {
-    let Some(Rule { groups, .. }) = Rule::new(&x, qparams, scheme) else {
+    let Some((Rule { groups, .. }, qparams)) = Rule::new(&x, qparams, scheme) else {
         return x.int();
     };
     let shape = x.dims();
     let x = x.detach().cast(FloatDType::F32);
     let x = x.clone().mask_fill(x.is_nan(), 0.0);
     let spread = |qparam: &Tensor<1>| groups.expand(qparam.clone().detach(), shape);
-    let y = fake_quantize(x, qparams, scheme);
+    let y = fake_quantize(x, &qparams, scheme);
     // The quotient is off its number by a rounding error or two.
     let numbers = y / spread(&qparams.scale);
     match scheme.format {
@@ -94,7 +94,7 @@ pub(crate) fn from_numbers<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D> {
-    let Some(Rule { groups, .. }) = Rule::new(&numbers, qparams, scheme) else {
+    let Some((Rule { groups, .. }, qparams)) = Rule::new(&numbers, qparams, scheme) else {
         return numbers;
     };
     let shape = numbers.dims();

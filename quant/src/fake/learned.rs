@@ -67,7 +67,8 @@ impl LearnedGradient {
 /// d zero     0                            −dy · scale
 /// ```
 ///
-/// times [`LearnedGradient::factor`]. The gradient of `x` is dy inside, 0 where it is clipped.
+/// times [`LearnedGradient::factor`]. The gradient of `x` is dy inside, 0 where it is clipped. Each has the
+/// dtype of what it is the gradient of, and is computed in F32.
 ///
 /// [Learned Step Size Quantization, Esser et al., 2020](https://arxiv.org/abs/1902.08153);
 /// [LSQ+, Bhalgat et al., 2020](https://arxiv.org/abs/2004.09576).
@@ -81,17 +82,11 @@ pub fn fake_quantize_learned<const D: usize>(
     scheme: &Scheme,
     gradient: LearnedGradient,
 ) -> Tensor<D> {
-    let Some(rule) = Rule::new(&x, qparams, scheme) else {
+    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(&x, qparams, scheme) else {
         return x;
     };
     rule.in_whole_groups(x, |x, rule| {
-        let [scale, zero_point] = [&qparams.scale, &qparams.zero_point];
-        Dispatch::fake_quantize_learned(
-            x,
-            scale.clone().into_dispatch(),
-            zero_point.clone().into_dispatch(),
-            rule,
-            gradient,
-        )
+        let [scale, zero_point] = [scale, zero_point].map(Tensor::into_dispatch);
+        Dispatch::fake_quantize_learned(x, scale, zero_point, rule, gradient)
     })
 }

@@ -14,8 +14,8 @@ use crate::{QuantParams, Scheme};
 /// y = (clamp(round(x · (1/scale)) + zero_point, quant_min, quant_max) − zero_point) · scale
 ///
 /// Ties go to even and the zero point is added after rounding, as in PyTorch. NaN stays NaN,
-/// infinities saturate. Other dtypes than F32 are computed in F32 and cast back at the end; a finite y beyond
-/// F16 becomes ±65504.
+/// infinities saturate. Other dtypes than F32, also of scales and zero points, are computed in F32, and y is cast
+/// back at the end; a finite y beyond F16 becomes ±65504.
 ///
 /// The gradient (straight-through estimator) is that of y where the rounded number lies from
 /// quant_min to quant_max before it is clamped, and 0 elsewhere. The quantization parameters get
@@ -47,17 +47,12 @@ pub fn fake_quantize<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D> {
-    let Some(rule) = Rule::new(&x, qparams, scheme) else {
+    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(&x, qparams, scheme) else {
         return x;
     };
     rule.in_whole_groups(x, |x, rule| {
-        let [scale, zero_point] = [&qparams.scale, &qparams.zero_point];
-        Dispatch::fake_quantize(
-            x,
-            scale.clone().into_dispatch(),
-            zero_point.clone().into_dispatch(),
-            rule,
-        )
+        let [scale, zero_point] = [scale, zero_point].map(Tensor::into_dispatch);
+        Dispatch::fake_quantize(x, scale, zero_point, rule)
     })
 }
 
@@ -75,7 +70,8 @@ pub(crate) fn to_dtype<const D: usize>(values: Tensor<D>, dtype: FloatDType) -> 
 }
 
 impl Rule {
-    /// None if `x` has no elements.
+    /// With scales and zero points in F32, which whatever computes with them reads; gradients pass through the
+    /// cast. None if `x` has no elements.
     ///
     /// # Panics
     ///
@@ -84,7 +80,7 @@ impl Rule {
         x: &Tensor<D>,
         qparams: &QuantParams,
         scheme: &Scheme,
-    ) -> Option<Self> {
+    ) -> Option<(Self, QuantParams)> {
         let shape = x.dims();
         if shape.contains(&0) {
             return None;
@@ -99,11 +95,12 @@ impl Rule {
             [[groups.count()]; 2],
             "scales and zero points for shape {shape:?}, {scheme}"
         );
-        Some(Self {
+        let rule = Self {
             grid: scheme.format.grid(),
             groups,
             limit: (x.dtype() == DType::F16).then_some(LARGEST_HALF),
-        })
+        };
+        Some((rule, qparams.in_f32()))
     }
 
     /// What `quantize` makes of `x` in F32 and in whole groups, as `x` is. Added zeros get no gradient.

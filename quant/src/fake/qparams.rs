@@ -14,8 +14,8 @@ use crate::{Mapping, QuantError, Scheme, fake::Range};
 ///
 /// A real number x has the quantized number
 /// q = clamp(round(x · (1/scale)) + zero_point, quant_min, quant_max), and that stands for
-/// (q − zero_point) · scale. Both tensors are F32, `[groups]`, in row-major order of
-/// [`Scheme::group_shape`].
+/// (q − zero_point) · scale. Both tensors are `[groups]`, in row-major order of [`Scheme::group_shape`]. Those of
+/// ranges and of tensors are F32; others are cast to it where numbers are quantized with them.
 #[derive(Debug, Clone)]
 pub struct QuantParams {
     /// Real value of one step, > 0.
@@ -40,7 +40,16 @@ impl QuantParams {
         Self { scale, zero_point }
     }
 
-    /// Scale and zero point of a range; 0 is always inside.
+    /// The dtype that everything is computed in; gradients go back through the cast.
+    pub(crate) fn in_f32(&self) -> Self {
+        let of = |qparam: &Tensor<1>| qparam.clone().cast(FloatDType::F32);
+        Self {
+            scale: of(&self.scale),
+            zero_point: of(&self.zero_point),
+        }
+    }
+
+    /// Scale and zero point of a range, in F32 whatever it is in; 0 is always inside.
     ///
     /// # Example
     ///
@@ -59,7 +68,8 @@ impl QuantParams {
     /// ```
     pub fn from_range(range: Range, scheme: &Scheme) -> Self {
         let (quant_min, quant_max) = (scheme.quant_min(), scheme.quant_max());
-        let Range { min, max } = range;
+        // In half, the smallest scales would be 0 or have a few bits.
+        let [min, max] = [range.min, range.max].map(|bound| bound.cast(FloatDType::F32));
         match scheme.mapping {
             Mapping::Symmetric => {
                 // The same as with 0 inside, in fewer operations.

@@ -110,7 +110,7 @@ pub fn fold_for<M: Module, I: Tensors, O: Tensors>(
 
 /// Folds each batch normalization of `pairs` into its layer.
 ///
-/// The folded model computes what `model` computes in inference, up to F32 rounding. Fold a trained
+/// The folded model computes what `model` computes in inference, up to the rounding of its dtype. Fold a trained
 /// model *before* [`prepare`](crate::QatConfig::prepare), so that the observers see the weights
 /// that will be deployed. The running statistics of clones of `model` stay as they are.
 ///
@@ -172,39 +172,35 @@ pub fn fold<M: Module>(model: M, pairs: &[FoldPair]) -> Result<M, Rejected<M, Qu
 /// each of its elements. `bias` may be empty: no bias.
 #[derive(Debug, Clone, PartialEq)]
 struct Folded {
-    weight: Vec<f32>,
-    bias: Vec<f32>,
+    weight: Vec<f64>,
+    bias: Vec<f64>,
 }
 
 struct BatchNormValues<'a> {
-    gamma: &'a [f32],
-    beta: &'a [f32],
-    mean: &'a [f32],
-    variance: &'a [f32],
+    gamma: &'a [f64],
+    beta: &'a [f64],
+    mean: &'a [f64],
+    variance: &'a [f64],
     epsilon: f64,
 }
 
+/// In F64 whatever the model is in: folding is done once, and its rounding would otherwise add to the
+/// quantization's.
 fn fold_values(
-    weight: &[f32],
+    weight: &[f64],
     channel_of: impl Fn(usize) -> usize,
-    bias: Option<&[f32]>,
+    bias: Option<&[f64]>,
     norm: &BatchNormValues<'_>,
 ) -> Folded {
-    // In F64: folding is done once, and its rounding would otherwise add to the quantization's.
-    let factor: Vec<f64> = norm
-        .gamma
-        .iter()
-        .zip(norm.variance)
-        .map(|(gamma, variance)| f64::from(*gamma) / (f64::from(*variance) + norm.epsilon).sqrt())
+    let pairs = norm.gamma.iter().zip(norm.variance);
+    let factor: Vec<f64> = pairs
+        .map(|(gamma, variance)| gamma / (variance + norm.epsilon).sqrt())
         .collect();
-    let folded_weight = weight
-        .iter()
-        .enumerate()
-        .map(|(index, w)| (f64::from(*w) * factor[channel_of(index)]) as f32);
+    let weight = weight.iter().enumerate();
+    let folded_weight = weight.map(|(index, w)| w * factor[channel_of(index)]);
     let folded_bias = (0..factor.len()).map(|channel| {
-        let bias = bias.map_or(0.0, |bias| f64::from(bias[channel]));
-        let centred = bias - f64::from(norm.mean[channel]);
-        (centred * factor[channel] + f64::from(norm.beta[channel])) as f32
+        let bias = bias.map_or(0.0, |bias| bias[channel]);
+        (bias - norm.mean[channel]) * factor[channel] + norm.beta[channel]
     });
     Folded {
         weight: folded_weight.collect(),
@@ -249,7 +245,7 @@ fn named(parameters: &[FloatParameter], pairs: &[FoldPair]) -> Vec<String> {
 
 fn fold_pair(
     (parameters, carried): (&[FloatParameter], &Carried),
-    (stored, read): (&Stored, &HashMap<String, HostTensor>),
+    (stored, read): (&Stored, &HashMap<String, HostTensor<f64>>),
     pair: &FoldPair,
     plan: &mut Plan,
 ) -> Result<(), QuantError> {
@@ -281,7 +277,7 @@ fn fold_pair(
     for path in [&gamma, &beta, &mean, &variance] {
         float_parameters::find(parameters, path)?;
     }
-    let of = |path: &String| -> &HostTensor { &read[path] };
+    let of = |path: &String| -> &HostTensor<f64> { &read[path] };
 
     let channels = of(&gamma).values.len();
     if !layout.fits(&weight_parameter.shape, channels) {
@@ -304,11 +300,7 @@ fn fold_pair(
             return Err(QuantError::NonFinite { what: "value" }.at(path));
         }
     }
-    if norm
-        .variance
-        .iter()
-        .any(|v| f64::from(*v) + pair.epsilon <= 0.0)
-    {
+    if norm.variance.iter().any(|v| v + pair.epsilon <= 0.0) {
         return Err(QuantError::NonFinite {
             what: "root of a negative variance",
         }
@@ -335,17 +327,16 @@ fn fold_pair(
             .at(path));
         }
     }
-    let vector = |values: Vec<f32>| TensorData::new(values, [channels]);
+    let vector = |values: Vec<f64>| TensorData::new(values, [channels]);
     let zeros = || vector(vec![0.0; channels]);
     plan.values
         .insert(weight_path, TensorData::new(folded.weight, shape));
     plan.values
         .insert(gamma.clone(), vector(vec![1.0; channels]));
     plan.values.insert(mean, zeros());
-    plan.values.insert(
-        variance,
-        vector(vec![neutral_variance(pair.epsilon); channels]),
-    );
+    let neutral = neutral_variance(pair.epsilon, stored.is_f64(&variance));
+    plan.values
+        .insert(variance, vector(vec![neutral; channels]));
     plan.frozen.push(gamma);
     plan.frozen.push(of_norm("training"));
     plan.values.insert(shift.clone(), vector(folded.bias));
@@ -369,25 +360,37 @@ impl Stored {
         stored
     }
 
+    fn is_f64(&self, path: &str) -> bool {
+        self.0.get(path) == Some(&DType::F64)
+    }
+
     /// Whether numbers are finite where they will be stored: half precision may overflow.
-    fn is_finite(&self, path: &str, values: &[f32]) -> bool {
+    fn is_finite(&self, path: &str, values: &[f64]) -> bool {
         let values = TensorData::new(values.to_vec(), [values.len()]);
         let values = match self.0.get(path) {
             Some(dtype) if dtype.is_float() => values.convert_dtype(*dtype),
             _ => values,
         };
-        values.iter::<f32>().all(f32::is_finite)
+        values.iter::<f64>().all(f64::is_finite)
     }
 }
 
-/// The variance with `√(variance + ε) = 1` exactly in F32, so that nothing is left of the division.
-fn neutral_variance(epsilon: f64) -> f32 {
-    let exact = (1.0 - epsilon) as f32;
-    let is_neutral = |v: &f32| *v + epsilon as f32 == 1.0;
-    let neighbours = [exact, exact.next_up(), exact.next_down()];
+/// The variance with `√(variance + ε) = 1` exactly in F64, or in F32, so that nothing is left of the division.
+fn neutral_variance(epsilon: f64, is_f64: bool) -> f64 {
+    let wide = 1.0 - epsilon;
+    let narrow = wide as f32;
+    let neighbours = match is_f64 {
+        true => [wide, wide.next_up(), wide.next_down()],
+        false => [narrow, narrow.next_up(), narrow.next_down()].map(f64::from),
+    };
+    let is_neutral = |v: &f64| match is_f64 {
+        true => *v + epsilon == 1.0,
+        false => *v as f32 + epsilon as f32 == 1.0,
+    };
     // Only an epsilon far above 1 has no neutral variance next to 1 − ε; the nearest one is then
     // off by a rounding of the sum.
-    neighbours.into_iter().find(is_neutral).unwrap_or(exact)
+    let found = neighbours.into_iter().find(is_neutral);
+    found.unwrap_or(neighbours[0])
 }
 
 /// What the parameters of a model carry.

@@ -182,7 +182,7 @@ impl Groups {
     }
 
     /// The tensor's axes, cut and merged; outermost first.
-    #[cfg(any(feature = "flex", feature = "ndarray"))]
+    #[cfg(any(feature = "flex", feature = "ndarray", feature = "kernels"))]
     pub(crate) fn runs(&self) -> &[Run] {
         &self.runs
     }

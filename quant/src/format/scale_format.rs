@@ -15,6 +15,19 @@ pub enum ScaleFormat {
     E4M3(ScaleRounding),
 }
 
+impl ScaleFormat {
+    /// What the name of a scheme ends with.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Self::F32 => "",
+            Self::PowerOfTwo(ScaleRounding::Up) => ", power-of-two scales",
+            Self::PowerOfTwo(ScaleRounding::Standard) => ", power-of-two scales as published",
+            Self::E4M3(ScaleRounding::Up) => ", E4M3 scales",
+            Self::E4M3(ScaleRounding::Standard) => ", E4M3 scales as published",
+        }
+    }
+}
+
 /// How a scale is rounded to its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum ScaleRounding {

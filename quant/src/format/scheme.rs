@@ -249,6 +249,16 @@ impl Scheme {
     }
 }
 
+impl fmt::Display for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Symmetric => "symmetric",
+            Self::SymmetricNoClipping => "symmetric without clipping",
+            Self::Affine => "affine",
+        })
+    }
+}
+
 impl fmt::Display for Granularity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -262,16 +272,16 @@ impl fmt::Display for Granularity {
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mapping = match self.mapping {
-            Mapping::Symmetric => "symmetric",
-            Mapping::SymmetricNoClipping => "symmetric without clipping",
-            Mapping::Affine => "affine",
-        };
-        write!(f, "{}, {mapping}, {}", self.format, self.granularity)?;
-        match self.scale_format {
-            ScaleFormat::F32 => Ok(()),
-            ScaleFormat::PowerOfTwo(_) => f.write_str(", power-of-two scales"),
-            ScaleFormat::E4M3(_) => f.write_str(", E4M3 scales"),
-        }
+        let Self {
+            format,
+            mapping,
+            granularity,
+            scale_format,
+        } = self;
+        write!(
+            f,
+            "{format}, {mapping}, {granularity}{}",
+            scale_format.suffix()
+        )
     }
 }

@@ -16,6 +16,9 @@ use crate::{QuantError, QuantizedTensor, module::TensorOutcome};
 /// they differ: weight codes, and the codes of quantized activations, for each layer and each
 /// quantizer of the model's own, and the model's output.
 ///
+/// Compared are the values that codes stand for, also where a product would read the codes
+/// ([`Dequantize::InProduct`](crate::Dequantize::InProduct)), whose sums may round otherwise.
+///
 /// `forward` gets the model in its inference form, and may call it on any thread. Samples must be on
 /// its device, without autodiff.
 ///
@@ -172,10 +175,10 @@ fn weight_mismatches<M: Module>(
 mod tests {
     use burn::module::{Module, Param};
     use burn::nn::{Linear, LinearConfig};
-    use burn::tensor::{DType, Device, Tensor};
+    use burn::tensor::{Device, Tensor};
 
     use super::*;
-    use crate::{ConvertConfig, Dequantize, QatConfig, module::map_quantizers};
+    use crate::{ConvertConfig, Dequantize, QatConfig, WeightQuantizer, module::map_quantizers};
 
     /// A layer that multiplies by codes, whatever the device says of it.
     fn multiplying_codes() -> (Linear, Linear) {
@@ -191,14 +194,15 @@ mod tests {
         (prepared, layer)
     }
 
-    fn is_quantized(weight: &Param<Tensor<2>>) -> bool {
-        matches!(weight.val().dtype(), DType::QFloat(_))
+    fn is_in_product(weight: &Param<Tensor<2>>) -> bool {
+        let quantizer = &WeightQuantizer::of(weight).unwrap().weight;
+        quantizer.dequantize() == Some(Dequantize::InProduct)
     }
 
     #[test]
     fn the_layer_gets_codes_and_gives_what_its_values_give() {
         let (prepared, layer) = multiplying_codes();
-        assert!(is_quantized(&layer.weight));
+        assert!(is_in_product(&layer.weight));
         let x = Tensor::<2>::from_floats(
             [[1.0, -2.0, 0.5, 3.0, 0.0, 1.5, -1.0, 2.0]],
             &Device::flex(),
@@ -210,7 +214,7 @@ mod tests {
         let (_, mut report) = ConvertConfig::new().convert(prepared.clone()).unwrap();
         compare(&mut report, &prepared, &layer, [x], forward).unwrap();
         assert_eq!(report.largest_mismatch(), Some(0));
-        assert!(is_quantized(&layer.valid().weight));
+        assert!(is_in_product(&layer.valid().weight));
     }
 
     #[test]
@@ -218,9 +222,9 @@ mod tests {
     #[allow(deprecated)]
     fn on_another_device_it_is_dequantized_once() {
         let (_, layer) = multiplying_codes();
-        assert!(is_quantized(
+        assert!(is_in_product(
             &layer.clone().to_device(&Device::flex()).weight
         ));
-        assert!(!is_quantized(&layer.to_device(&Device::ndarray()).weight));
+        assert!(!is_in_product(&layer.to_device(&Device::ndarray()).weight));
     }
 }

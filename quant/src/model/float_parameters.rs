@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, FloatDType, Tensor};
-use burn::tensor::{TensorData, Transaction};
+use burn::tensor::{DType, Element, Tensor, TensorData, Transaction};
 use burn_lean_reparam::{FloatVisitor, PathMapper, Trail, each_float, map_with_path, visit_floats};
 
 use crate::module::effective::{Effective, HostTensor};
@@ -38,15 +37,15 @@ pub(crate) fn list<M: Module>(model: &M) -> Vec<FloatParameter> {
     found
 }
 
-/// Reads the stored (base) values at `paths`, in F32, in one go.
+/// Reads the stored (base) values at `paths`, as F32 or F64, in one go.
 ///
 /// # Errors
 ///
 /// [`QuantError::UnknownParameter`], [`QuantError::Device`].
-pub(crate) fn read<M: Module>(
+pub(crate) fn read<M: Module, E: Element>(
     model: &M,
     paths: &[String],
-) -> Result<HashMap<String, HostTensor>, QuantError> {
+) -> Result<HashMap<String, HostTensor<E>>, QuantError> {
     let parameters = list(model);
     let by_path: HashMap<&str, &FloatParameter> = parameters
         .iter()
@@ -80,7 +79,7 @@ pub(crate) fn read<M: Module>(
     let mut tensors = HashMap::new();
     for (index, data) in reader.found.into_iter().zip(data) {
         let tensor = HostTensor {
-            values: data.iter::<f32>().collect(),
+            values: data.iter::<E>().collect(),
             shape: shapes[index].clone(),
         };
         tensors.insert(paths[index].clone(), tensor);
@@ -159,7 +158,6 @@ impl FloatVisitor for Reader<'_> {
             (DType::QFloat(_), None) => value.dequantize(),
             _ => value,
         };
-        let value = value.cast(FloatDType::F32);
         self.found.push(index);
         self.transaction = self.transaction.take().map(|all| all.register(value));
     }

@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType};
 use crate::module::schedule::{Phase, Schedule};
 use crate::range::state::HostIntegers;
 use crate::{
-    Dequantize, Granularity, NumberFormat, Scheme,
+    Dequantize, Granularity, Mapping, NumberFormat, Scheme,
     format::{ScaleFormat, ScaleRounding},
 };
 
@@ -290,6 +290,49 @@ fn fingerprint(scheme: &Scheme) -> [i32; 6] {
         granularity + 4 * scale,
         detail,
     ]
+}
+
+/// A scheme in a record's words, as it prints beside that of the model.
+pub(crate) fn described(found: [i32; 6], own: &Scheme) -> String {
+    let [format, min, max, mapping, granularity, detail] = found;
+    // Also of a damaged record.
+    let bits = (max.max(0).unsigned_abs() + 1).ilog2() as u8;
+    let format = match format {
+        0 => NumberFormat::uint(bits),
+        1 if min == max.wrapping_neg() => NumberFormat::int(bits + 1).narrow(),
+        1 => NumberFormat::int(bits + 1),
+        2 => NumberFormat::E4M3,
+        3 => NumberFormat::E5M2,
+        4 => NumberFormat::E2M1,
+        _ => return "the state of a quantizer of another version".into(),
+    };
+    let mapping = match mapping {
+        0 => Mapping::Symmetric,
+        1 => Mapping::SymmetricNoClipping,
+        _ => Mapping::Affine,
+    };
+    let scale_format = match granularity.div_euclid(4) {
+        1 => ScaleFormat::PowerOfTwo(ScaleRounding::Up),
+        2 => ScaleFormat::PowerOfTwo(ScaleRounding::Standard),
+        3 => ScaleFormat::E4M3(ScaleRounding::Up),
+        4 => ScaleFormat::E4M3(ScaleRounding::Standard),
+        _ => ScaleFormat::F32,
+    };
+    let of_blocks = matches!(own.granularity, Granularity::PerBlock { .. });
+    let granularity = match granularity.rem_euclid(4) {
+        0 => Granularity::PerTensor.to_string(),
+        1 => {
+            let axis = detail.unsigned_abs() as usize;
+            Granularity::PerChannel { axis }.to_string()
+        }
+        2 => Granularity::PerToken.to_string(),
+        // Of extents the number only says whether they are the same.
+        _ if of_blocks && detail == fingerprint(own)[5] => own.granularity.to_string(),
+        _ if of_blocks => "per block of other extents".into(),
+        _ => "per block".into(),
+    };
+    let scales = scale_format.suffix();
+    format!("{format}, {mapping}, {granularity}{scales}")
 }
 
 impl Module for Control {

@@ -17,8 +17,8 @@ use crate::range::observer::read;
 
 /// Stored values of a tensor, on the host.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct HostTensor {
-    pub(crate) values: Vec<f32>,
+pub(crate) struct HostTensor<E = f32> {
+    pub(crate) values: Vec<E>,
     pub(crate) shape: Vec<usize>,
 }
 

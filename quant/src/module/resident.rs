@@ -1,10 +1,11 @@
-//! The values of a converted weight, computed once.
+//! What is computed once from a converted weight: its values, or its codes in the form in which a CPU multiplies by them.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::Tensor;
+use burn::tensor::quantization::QuantStore;
+use burn::tensor::{Device, Tensor};
 use burn_lean_reparam::reductions;
 use serde::{Deserialize, Serialize};
 
@@ -22,11 +23,19 @@ pub enum Dequantize {
     Once,
     /// At every use. Only the codes stay in memory.
     EveryUse,
-    /// Not at all where the matrix product of the device reads codes: a [`Linear`](burn::nn::Linear)
-    /// gives them to it, and only they stay in memory. Each weight's product is looked at when it is
-    /// converted or loaded, with 1, 8 and 64 rows: it must be as exact as a product of floats, and not
-    /// slower. All other weights are dequantized once, and the report says why
+    /// Not at all where a product reads codes. Each weight's product is looked at when it is
+    /// converted or loaded, with 1, 8 and 64 rows: it must be as exact as a product of floats and, which is measured
+    /// once for each shape, not slower. All other weights are dequantized once, and the report says why
     /// ([`ConvertedWeight::why_once`](crate::deploy::ConvertedWeight::why_once)).
+    ///
+    /// - On a GPU, Burn's own product: a [`Linear`](burn::nn::Linear) gives it the codes, and only they stay in
+    ///   memory.
+    /// - On flex and ndarray (feature `kernels`, which `engine` of `burn-lean` has), a kernel: a `Linear` of a
+    ///   prepared model that is called by [`forward_q`](crate::ForwardQ::forward_q) multiplies F32 by the packed
+    ///   codes, which stay in memory beside Burn's; where its input is rounded to integers, with one scale
+    ///   or one for each row, it multiplies integers, whose sums are exact. Integers of at most 8 bits, scales
+    ///   for the tensor, its columns or equal blocks. Called by its plain `forward`, the layer
+    ///   dequantizes once, and keeps the values, too; so do the gates of recurrent layers, which the report says.
     ///
     /// That was seen on this device: a model that moves to another one, or a record that is loaded by
     /// Burn, dequantizes once. So does a [recorded](crate::QuantizedForward) forward pass, which computes
@@ -44,9 +53,23 @@ impl fmt::Display for Dequantize {
     }
 }
 
-/// The values of a weight, once they are computed. Clones share them.
+/// Whether a device's tensors lie in the host's memory. The default of a backend tells its kind: the CPU backends
+/// hold everything in bytes.
+pub(crate) fn on_host(device: &Device) -> bool {
+    device.settings().quantization.scheme.store == QuantStore::Native
+}
+
+/// The values of a weight and its packed codes, once they are computed. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct Resident(Arc<Mutex<Option<Values>>>);
+pub(crate) struct Resident {
+    values: Arc<Mutex<Option<Values>>>,
+    #[cfg(feature = "kernels")]
+    packed: Arc<Mutex<Option<Packed>>>,
+}
+
+/// Codes in whatever form they are multiplied in.
+#[cfg(feature = "kernels")]
+type Packed = Arc<dyn Any + Send + Sync>;
 
 enum Values {
     /// They are those that are stored.
@@ -76,16 +99,36 @@ impl Resident {
             true => (stored, Values::Stored),
             false => (computed.clone(), Values::Computed(Box::new(computed))),
         };
-        *lock(&self.0) = Some(known);
+        *lock(&self.values) = Some(known);
         values
     }
 
     /// What was made of `stored` before.
     fn known<const D: usize>(&self, stored: &Tensor<D>) -> Option<Tensor<D>> {
-        match lock(&self.0).as_ref()? {
+        match lock(&self.values).as_ref()? {
             Values::Stored => Some(stored.clone()),
             Values::Computed(computed) => computed.downcast_ref::<Tensor<D>>().cloned(),
         }
+    }
+}
+
+#[cfg(feature = "kernels")]
+impl Resident {
+    /// What was made of the codes before, where that `fits`, or what `pack` makes of them.
+    pub(crate) fn packed<T: Any + Send + Sync>(
+        &self,
+        fits: impl FnOnce(&T) -> bool,
+        pack: impl FnOnce() -> T,
+    ) -> Arc<T> {
+        let known = lock(&self.packed).clone();
+        let known = known.and_then(|known| known.downcast::<T>().ok());
+        if let Some(known) = known.filter(|known| fits(known)) {
+            return known;
+        }
+        // Not under the lock, which other threads of the pool may wait for.
+        let packed = Arc::new(pack());
+        *lock(&self.packed) = Some(packed.clone());
+        packed
     }
 }
 

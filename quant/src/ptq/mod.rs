@@ -98,7 +98,7 @@ pub struct PtqConfig {
     pub weight_range: WeightRange,
     /// How weights are rounded, and whether biases make up for what is left. Default: integers of 4 bits
     /// and less by GPTQ and yes, where there is calibration data and it comes by a linear layer or a
-    /// convolution; to the nearest code and no for others.
+    /// convolution that shows its inputs ([`LayerInputs::collect`]); to the nearest code and no for others.
     #[config(default = "RoundingConfig::new()")]
     pub rounding: RoundingConfig,
     /// What to do with an activation that has no useful range: no batch came by its quantizer, or
@@ -168,7 +168,8 @@ impl PtqConfig {
     /// # Errors
     ///
     /// Each with the model inside, as it was: [`QuantError::NoData`] where calibration data is
-    /// needed and `batches` gives none; those of [`QatConfig::prepare`], [`calibrate`](crate::calibrate) and
+    /// needed and `batches` gives none; [`QuantError::NoLayerInputs`] where a [`rounding`](Self::rounding) by inputs is
+    /// asked for and `forward` calls all layers so that they show none; those of [`QatConfig::prepare`], [`calibrate`](crate::calibrate) and
     /// [`RoundingConfig::apply`];
     /// [`QuantError::InvalidConfig`], before any data is run, for numbers out of their range; in static mode
     /// without observers or with the memoryless one, for a
@@ -236,22 +237,22 @@ impl PtqConfig {
                     inputs.retain(|path| weights.contains(path));
                     self.rounding.apply(prepared, &inputs)?
                 }
-                // Nobody asked for it: there is no data, or no layer that is rounded by it.
+                // Nobody asked for it: there is no data, or no layer that shows its inputs. The report says why
+                // none is rounded by them.
                 Err(QuantError::NoData { .. }) if !asked => (prepared, rounding),
-                Ok(Err(QuantError::NoData { .. }))
+                Ok(Err(QuantError::NoLayerInputs)) if !asked => {
+                    self.rounding.apply(prepared, &LayerInputs::default())?
+                }
+                Ok(Err(QuantError::NoLayerInputs))
                     if !Layers::of(model).are_rounded_by_inputs() =>
                 {
-                    if asked {
-                        return Err(QuantError::InvalidConfig {
-                            field: "rounding",
-                            value: format!("{:?}", self.rounding.rounding),
-                            expected: "`Rounding::Nearest`: the model has no linear layer and no \
-                                       convolution along one or two axes, which alone are rounded \
-                                       by their inputs",
-                        });
-                    }
-                    // None is rounded; the report says why.
-                    self.rounding.apply(prepared, &LayerInputs::default())?
+                    return Err(QuantError::InvalidConfig {
+                        field: "rounding",
+                        value: format!("{:?}", self.rounding.rounding),
+                        expected: "`Rounding::Nearest`: the model has no linear layer and no \
+                                   convolution along one or two axes, which alone are rounded \
+                                   by their inputs",
+                    });
                 }
                 Ok(Err(error)) | Err(error) => return Err(error),
             };

@@ -116,6 +116,10 @@ impl<const D: usize> ForwardQ<Tensor<D>> for Linear {
     type Output = Tensor<D>;
 
     fn forward_q(&self, input: Tensor<D>) -> Tensor<D> {
+        #[cfg(feature = "kernels")]
+        if let Some(output) = crate::codes::kernel::linear(self, &input) {
+            return output;
+        }
         around(&self.weight, input, |x| {
             layer_inputs::linear(&self.weight, &x);
             self.forward(x)

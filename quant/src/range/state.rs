@@ -59,7 +59,7 @@ impl Buffer {
     }
 
     pub(crate) fn set(&mut self, value: Tensor<1>) {
-        self.value = value.without_autodiff();
+        self.value = value.without_autodiff().cast(FloatDType::F32);
     }
 }
 

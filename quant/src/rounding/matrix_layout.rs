@@ -40,6 +40,10 @@ pub(super) fn without_inputs(parameter: &FloatParameter) -> &'static str {
         "Struct:Conv3d" => "inputs of convolutions along three axes are not collected",
         "Struct:DeformConv2d" => "inputs of deformable convolutions are not collected",
         "Struct:Embedding" => "its rows are looked up",
+        "Struct:Linear" | "Struct:Conv1d" | "Struct:Conv2d" => {
+            "it has not shown its inputs, as it does when it is called with `forward_q`, or by \
+             `QuantizedForward::run` and `PtqConfig::quantize_for`"
+        }
         _ => "no inputs of it were collected",
     }
 }

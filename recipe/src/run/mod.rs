@@ -217,11 +217,7 @@ impl<'a> Run<'a> {
     ) -> Result<Outcome<M>, RecipeError> {
         self.recipe.validate()?;
         self.check(task)?;
-        let device = model_device(model).ok_or(RecipeError::TaskLacks {
-            stage: "recipe".into(),
-            what: "a model with parameters",
-            method: "Run::run",
-        })?;
+        let device = model_device(model).ok_or_else(|| RecipeError::no_parameters("recipe"))?;
         let mut session = Session {
             run: self,
             recipe: self.recipe,

@@ -168,8 +168,8 @@ impl TrustConfig {
     ///
     /// # Errors
     ///
-    /// [`RecipeError::Invalid`] of the config; [`RecipeError::TaskLacks`] without
-    /// [`Task::with_logits`]; [`RecipeError::NoBatch`]; [`RecipeError::Task`] where `test` gives other
+    /// [`RecipeError::Invalid`] of the config, or of a model without parameters; [`RecipeError::TaskLacks`] without
+    /// [`Task::with_logits`]; [`RecipeError::NoTestExample`]; [`RecipeError::Task`] where `test` gives other
     /// labels the next time; what a forward pass says. A broken bound is none: it is in the report, and
     /// [`Trust::check`] makes it one.
     pub fn compare<M, I, T, O, B>(
@@ -280,9 +280,7 @@ impl TrustConfig {
         }))?;
         match answers.is_empty() {
             false => Ok(answers),
-            true => Err(RecipeError::NoBatch {
-                stage: "report".into(),
-            }),
+            true => Err(RecipeError::NoTestExample),
         }
     }
 
@@ -405,11 +403,7 @@ impl Trust {
 
 fn device_of<M: Module>(model: &M) -> Result<Device, RecipeError> {
     let device = model.devices().into_iter().next();
-    device.ok_or(RecipeError::TaskLacks {
-        stage: "report".into(),
-        what: "a model with parameters",
-        method: "TrustConfig::compare",
-    })
+    device.ok_or_else(|| RecipeError::no_parameters("report"))
 }
 
 /// The first example of a test.

@@ -52,14 +52,19 @@ impl Perturbation {
     /// nothing to vectors.
     pub fn concerns<I: Tensors>(&self, inputs: &I) -> bool {
         let mut concerned = Concerned {
-            least_rank: match self {
-                Self::Shift(_) => SHIFTED_RANK,
-                Self::Noise(_) | Self::Offset(_) => 0,
-            },
+            least_rank: self.least_rank(),
             found: false,
         };
         inputs.map_tensors(&mut concerned);
         concerned.found
+    }
+
+    /// Of which rank and more it changes tensors.
+    fn least_rank(&self) -> usize {
+        match self {
+            Self::Shift(_) => SHIFTED_RANK,
+            Self::Noise(_) | Self::Offset(_) => 0,
+        }
     }
 }
 
@@ -100,27 +105,28 @@ impl Perturb {
 
 impl TensorMapper for Perturb {
     fn float<const D: usize>(&mut self, tensor: &Tensor<D>) -> Tensor<D> {
+        if D < self.perturbation.least_rank() {
+            return tensor.clone();
+        }
         let data = tensor.to_data();
         let shape = data.shape().clone();
-        let mut values: Vec<f32> = data.iter::<f32>().collect();
+        // Those of F64 need it.
+        let mut values: Vec<f64> = data.iter::<f64>().collect();
         let n = values.len().max(1) as f64;
-        let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / n;
-        let squares = values
-            .iter()
-            .map(|value| (f64::from(*value) - mean).powi(2));
+        let mean = values.iter().sum::<f64>() / n;
+        let squares = values.iter().map(|value| (value - mean).powi(2));
         let deviation = (squares.sum::<f64>() / n).sqrt();
         match self.perturbation {
             Perturbation::Noise(strength) => {
                 for value in &mut values {
-                    *value += (strength * deviation * self.normal()) as f32;
+                    *value += strength * deviation * self.normal();
                 }
             }
             Perturbation::Offset(strength) => {
                 for value in &mut values {
-                    *value += (strength * deviation) as f32;
+                    *value += strength * deviation;
                 }
             }
-            Perturbation::Shift(_) if D < SHIFTED_RANK => {}
             Perturbation::Shift(places) => {
                 let width = shape[D - 1];
                 for row in values.chunks_mut(width.max(1)) {

@@ -22,7 +22,7 @@ use crate::engine::division;
 use crate::engine::pools::Pools;
 use crate::engine::report::SparseLayer;
 use crate::onnx::ENGINE;
-use crate::{DeployError, OnnxModel, OnnxNode};
+use crate::{DeployError, Initializer, OnnxModel, OnnxNode};
 use codes::{is_product_of_codes, on_the_fly};
 use kinds::Kinds;
 
@@ -109,9 +109,16 @@ impl<T: PartialEq> Shared<T> {
     }
 }
 
-fn refused(error: KernelError) -> DeployError {
-    DeployError::Load {
-        reason: error.to_string(),
+/// Of a weight that cannot be packed.
+fn refused(weight: &Initializer) -> impl Fn(KernelError) -> DeployError {
+    move |error| {
+        let by = match error {
+            KernelError::Overflow { .. } => " (`Arithmetic::Float`)",
+            _ => "",
+        };
+        DeployError::Load {
+            reason: format!("`{}`: {error}{by}", weight.path),
+        }
     }
 }
 
@@ -335,5 +342,29 @@ impl<'a> Planner<'a> {
             [a, b] if b == name => Some(a),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ElementType;
+
+    #[test]
+    fn a_weight_that_cannot_be_packed_is_named_with_what_helps() {
+        let weight = Initializer {
+            name: "layer.weight.1".into(),
+            path: "layer.weight".into(),
+            element: ElementType::I8,
+            shape: vec![0, 0],
+            bytes: Vec::new(),
+        };
+        let refused = refused(&weight);
+        let sum = 1 << 40;
+        let overflow = refused(KernelError::Overflow { column: 17, sum }).to_string();
+        assert!(overflow.contains("`layer.weight`: the sums of column 17"));
+        assert!(overflow.ends_with("multiply in floats (`Arithmetic::Float`)"));
+        let bits = refused(KernelError::Bits { bits: 5 }).to_string();
+        assert!(bits.contains("`layer.weight`") && !bits.contains("Arithmetic"));
     }
 }

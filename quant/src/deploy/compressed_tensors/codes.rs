@@ -139,6 +139,7 @@ impl Codes {
                 if !fits {
                     return Err(QuantError::ForeignScheme {
                         expected: scheme.to_string(),
+                        found: found.arguments.to_string(),
                     });
                 }
                 scheme.clone()

@@ -1,6 +1,7 @@
 //! The JSON of the layout, as far as it is read and written here.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,8 @@ pub(super) const PACKED: &str = "pack-quantized";
 pub(super) const DENSE: &str = "dense";
 /// Of groups of several formats.
 pub(super) const MIXED: &str = "mixed-precision";
+/// What a range of the values at hand adds to the name of a scheme.
+pub(super) const DYNAMIC: &str = ", dynamic";
 /// Of the library that packs as it is done here.
 pub(super) const VERSION: &str = "0.18.0";
 
@@ -83,6 +86,31 @@ impl Arguments {
             self.dynamic,
             serde_json::Value::Null | serde_json::Value::Bool(false)
         )
+    }
+}
+
+/// As a [`Scheme`](crate::Scheme) prints.
+impl fmt::Display for Arguments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mapping = match self.symmetric {
+            true => "symmetric",
+            false => "affine",
+        };
+        write!(
+            f,
+            "{}{}, {mapping}",
+            self.kind.to_uppercase(),
+            self.num_bits
+        )?;
+        match (self.strategy.as_deref(), self.group_size) {
+            (None, _) => {}
+            (Some("group"), Some(size)) => write!(f, ", per group of {size}")?,
+            (Some(strategy), _) => write!(f, ", per {strategy}")?,
+        }
+        match self.is_dynamic() {
+            true => f.write_str(DYNAMIC),
+            false => Ok(()),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use super::codes::{Codes, shift};
-use super::config::QuantizationConfig;
+use super::config::{DYNAMIC, QuantizationConfig};
 use super::layout::{Packing, Place, turn};
 use super::targets::Targets;
 use crate::deploy::safetensors_file::{DTYPES, FileError};
@@ -201,12 +201,16 @@ impl Contents<'_> {
     }
 
     /// The dtype in which the file has the floats beside the codes of a weight: the bias of the layer, or
-    /// most of what is not quantized, or the scales.
-    pub(super) fn dtype_beside(&self, place: &Place) -> DType {
+    /// most of what is not quantized, or the scales where they are half, as those of other programs. F32 scales
+    /// are those of a model in any dtype.
+    pub(super) fn dtype_beside(&self, place: &Place) -> Option<DType> {
+        let of_scales = || {
+            let found = float(&self.tensors, &place.with("_scale"));
+            found.filter(|dtype| matches!(dtype, DType::F16 | DType::BF16))
+        };
         float(&self.tensors, &place.in_layer("bias"))
             .or(self.plain)
-            .or_else(|| float(&self.tensors, &place.with("_scale")))
-            .unwrap_or(DType::F32)
+            .or_else(of_scales)
     }
 
     /// Scale and zero point of the input of a layer; `None` where it has none of its own.
@@ -218,29 +222,39 @@ impl Contents<'_> {
         used: &mut HashSet<String>,
     ) -> Result<Option<QuantParams>, QuantError> {
         let scheme = quantizer.scheme();
-        let foreign = || QuantError::ForeignScheme {
-            expected: scheme.to_string(),
-        };
         let Some(arguments) = self.targets.inputs(place) else {
             return Ok(None);
+        };
+        let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless;
+        let foreign = || {
+            let how = if is_dynamic { DYNAMIC } else { "" };
+            let error = QuantError::ForeignScheme {
+                expected: format!("{scheme}{how}"),
+                found: arguments.to_string(),
+            };
+            error.at(place.with(""))
         };
         let of_all = match scheme.granularity {
             Granularity::PerTensor => true,
             Granularity::PerToken => false,
-            _ => return Err(foreign().at(place.with(""))),
+            _ => return Err(foreign()),
         };
         let strategy = arguments.strategy.as_deref();
-        let is_dynamic = quantizer.config().observer == ObserverConfig::Memoryless;
         let fits = strategy.is_none_or(|strategy| (strategy == "tensor") == of_all)
-            && arguments.is_dynamic() == is_dynamic
             && arguments.kind == "int"
             && arguments.num_bits == scheme.format.bits()
             && arguments.symmetric == scheme.mapping.is_symmetric()
             && scheme.format.is_int();
         if !fits {
-            return Err(foreign().at(place.with("")));
+            return Err(foreign());
         }
-        if arguments.is_dynamic() {
+        if arguments.is_dynamic() != is_dynamic {
+            let error = QuantError::ForeignRange {
+                is_dynamic: arguments.is_dynamic(),
+            };
+            return Err(error.at(place.with("")));
+        }
+        if is_dynamic {
             return Ok(None);
         }
         let name = place.in_layer("input_scale");

@@ -23,7 +23,8 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 /// Loads a file in the layout of [compressed-tensors](https://github.com/vllm-project/compressed-tensors)
 /// into `model`, for inference; see the [module](super).
 ///
-/// Codes become floats of the values that they stand for. Where `model` is prepared with the same
+/// Codes become floats of the values that they stand for, in the dtype of the floats beside them in the file or,
+/// where there are none, of the model. Where `model` is prepared with the same
 /// number format and groups, its weights and the inputs of its layers are quantized with the scales and
 /// zero points of the file: a [conversion](crate::ConvertConfig::convert) has its codes again. Weights that the
 /// file has as floats beside codes stay what they are there: their quantizers are switched off, unless they have a
@@ -41,7 +42,8 @@ use crate::{QuantError, QuantizedTensor, Scheme, WeightQuantizer};
 /// after [`save_compressed_tensors`](super::save_compressed_tensors) wrote it (its metadata has a checksum;
 /// that of other programs' files has none), is of something else, needs what is not read here (an order of
 /// activations, floats of 8 bits), or does not fit the model; [`QuantError::ForeignScheme`] for a weight or
-/// an input that the model quantizes in another way, or not at all though its weight is quantized.
+/// an input that the model quantizes in another way, or not at all though its weight is quantized;
+/// [`QuantError::ForeignRange`] for an input whose range is that of the values at hand on one side alone.
 pub fn load_compressed_tensors<M: Module>(
     model: M,
     path: impl AsRef<Path>,
@@ -302,12 +304,13 @@ impl Loader<'_> {
                 weight.shape()
             )));
         }
-        // Beside floats in half precision, in half precision.
-        let dtype = match self.contents.dtype_beside(&place) {
-            dtype @ (DType::F16 | DType::BF16) if device.supports_dtype(dtype) => dtype,
-            _ => DType::F32,
+        // A layer computes in one dtype.
+        let dtype = match self.contents.dtype_beside(&place).unwrap_or(held) {
+            DType::F16 if device.supports_dtype(DType::F16) => FloatDType::F16,
+            DType::BF16 if device.supports_dtype(DType::BF16) => FloatDType::BF16,
+            DType::F64 if device.supports_dtype(DType::F64) => FloatDType::F64,
+            _ => FloatDType::F32,
         };
-        let dtype = FloatDType::from(dtype);
         let values = to_dtype(weight.dequantize::<D>(device)?, dtype);
         let loaded = (weight, place, device.clone(), dtype);
         self.weights.insert(path, loaded);

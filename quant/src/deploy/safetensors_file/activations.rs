@@ -76,6 +76,7 @@ impl Activation {
         if self.scheme != *scheme {
             let error = QuantError::ForeignScheme {
                 expected: scheme.to_string(),
+                found: self.scheme.to_string(),
             };
             return Err(error.at(name));
         }

@@ -49,7 +49,8 @@ impl LoadConfig {
     /// - A model that is not prepared, of a file of weights alone, has no place for values beside the
     ///   codes: its weights become floats, or with [`Dequantize::EveryUse`] quantized tensors of Burn, which Burn's layers
     ///   dequantize in each forward pass; linear ones multiply by the codes where the device has such a
-    ///   product. With [`Dequantize::InProduct`] those alone are quantized tensors.
+    ///   product. With [`Dequantize::InProduct`] those alone are quantized tensors; on a CPU none is, since kernels find
+    ///   codes by quantizers.
     /// - Other tensors have the dtypes of the file; floats of half precision are F32 on a device that has
     ///   none.
     ///

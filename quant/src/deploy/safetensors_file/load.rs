@@ -16,7 +16,7 @@ use super::activations::Activation;
 use super::attach::attach_quantizers;
 use super::config::LoadConfig;
 use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
-use crate::codes::product::in_product;
+use crate::codes::product::{Factors, Kernel, Layer, Speeds, in_product};
 use crate::codes::quantized_tensor::{qparams_on, unpack};
 use crate::codes::stored::{NotStored, Stored};
 use crate::deploy::conversion_report::{ConversionReport, ConvertedWeight, Outcome};
@@ -70,12 +70,15 @@ pub(super) fn try_load<M: Module>(
         entries,
         schemes,
         chained: chained(model),
+        factors: Factors::of_all(&quantizers(model)),
+        in_kernel: HashMap::new(),
         config,
         used: HashSet::new(),
         dequantized: HashMap::new(),
         weights: HashMap::new(),
         outcomes: Vec::new(),
         codes: Vec::new(),
+        speeds: Speeds::default(),
         file: &file,
         error: None,
     };
@@ -100,6 +103,7 @@ pub(super) fn try_load<M: Module>(
     // What acts on a weight before its quantizer is part of the codes.
     let loaded =
         unlink_before::<WeightQuantizer, _>(loaded, |path| names.iter().any(|name| name == path));
+    let loaded = loader.look_again(loaded);
     let report = loader.report(&loaded);
     Ok((loaded, report))
 }
@@ -208,6 +212,10 @@ struct Loader<'a> {
     schemes: HashMap<String, Scheme>,
     /// Paths of weights on which something else than a quantizer acts.
     chained: HashSet<String>,
+    /// Of the weights that carry a quantizer.
+    factors: HashMap<String, Factors>,
+    /// Those that a kernel multiplies by, and the bytes of their values.
+    in_kernel: HashMap<String, usize>,
     config: LoadConfig,
     /// Names of those tensors that the model needs.
     used: HashSet<String>,
@@ -218,6 +226,7 @@ struct Loader<'a> {
     outcomes: Vec<ConvertedWeight>,
     /// Paths of those that are stored as codes.
     codes: Vec<String>,
+    speeds: Speeds,
     file: &'a FileError<'a>,
     error: Option<QuantError>,
 }
@@ -234,14 +243,14 @@ struct LoadedWeight {
 }
 
 impl Loader<'_> {
-    /// `layer`: what the weight belongs to, as Burn's modules call it; `shape` is that of the model's.
+    /// `at` is where the weight is in the model, `shape` that of the model's.
     fn weight<const D: usize>(
         &mut self,
         path: &str,
         entry: Entry,
         shape: &[usize],
         device: &Device,
-        layer: &str,
+        at: &Trail,
     ) -> Result<Tensor<D>, QuantError> {
         let dtype = entry.dtype;
         let weight = read_weight(self.tensors, path, entry, self.file)?;
@@ -260,6 +269,7 @@ impl Loader<'_> {
         {
             return Err(QuantError::ForeignScheme {
                 expected: scheme.to_string(),
+                found: weight.scheme().to_string(),
             });
         }
         let is_prepared = prepared.is_some();
@@ -273,10 +283,11 @@ impl Loader<'_> {
                 Err("it is in a chain of reparameterizations".into())
             }
             // Its quantizer gives the layer values.
-            Dequantize::EveryUse if is_prepared => Ok(()),
+            Dequantize::EveryUse if is_prepared => Ok(Kernel::default()),
             _ => {
                 let stored = held.as_ref().and_then(|held| held.as_ref().ok());
-                in_product(stored, &weight, (layer, dtype), asked)
+                let layer = Layer::at(at, dtype, self.factors.get(path).copied());
+                in_product(stored, &weight, layer, asked, &mut self.speeds)
             }
         };
         // Without a quantizer nothing dequantizes what no product takes.
@@ -285,10 +296,6 @@ impl Loader<'_> {
             let values = weight.dequantize::<D>(device);
             values.map(|values| to_dtype(values, dtype))
         })?;
-        let dequantize = match looked_at {
-            Ok(()) => asked,
-            Err(_) => Dequantize::Once,
-        };
         let values = weight.codes().len() * DType::from(dtype).size();
         let mut report = ConvertedWeight {
             path: path.to_string(),
@@ -300,15 +307,22 @@ impl Loader<'_> {
             },
             packed_bytes: weight.packed_bytes(),
             resident_bytes: 0,
-            dequantize,
-            why_once: looked_at.err(),
+            dequantize: asked,
+            why_once: None,
             outcome,
             rounds_activations: false,
+            multiplies_integers: false,
             mismatch: None,
         };
+        let kernel = report.take(looked_at);
+        let dequantize = report.dequantize;
         match &report.outcome {
             Outcome::Converted { .. } if is_prepared => report.hold_values(values),
             _ => report.resident_bytes = report.bytes,
+        }
+        report.resident_bytes += kernel;
+        if kernel > 0 {
+            self.in_kernel.insert(path.to_string(), values);
         }
         self.outcomes.push(report);
         let loaded = LoadedWeight {
@@ -439,6 +453,32 @@ impl Loader<'_> {
         }
     }
 
+    /// Of weights whose inputs the file rounds otherwise than the model did, another product was looked at.
+    fn look_again<M: Module>(&mut self, loaded: M) -> M {
+        let now = Factors::of_all(&quantizers(&loaded));
+        let other = &mut self.in_kernel;
+        other.retain(|path, _| now.get(path) != self.factors.get(path));
+        if other.is_empty() {
+            return loaded;
+        }
+        for weight in &mut self.outcomes {
+            if let Some(values) = other.get(&weight.path) {
+                weight.take(Err(
+                    "the file rounds its input otherwise than the model did: load it into the loaded model"
+                        .into(),
+                ));
+                weight.multiplies_integers = false;
+                weight.hold_values(*values);
+            }
+        }
+        map_quantizers(loaded, |located| match (&located.parameter, located.site) {
+            (Some(path), Site::Weight) if other.contains_key(path) => {
+                located.quantizer.with_dequantize(Dequantize::Once)
+            }
+            _ => located.quantizer,
+        })
+    }
+
     fn report<M: Module>(mut self, loaded: &M) -> ConversionReport {
         let rounding = rounding(loaded);
         for weight in &mut self.outcomes {
@@ -520,7 +560,7 @@ impl PathMapper for Loader<'_> {
         let base = param.base();
         let shape = base.shape();
         let loaded = match self.entries.remove(&path) {
-            Some(entry) => self.weight(&path, entry, &shape, &device, at.container()),
+            Some(entry) => self.weight(&path, entry, &shape, &device, at),
             None => {
                 let data = self.data(&path, &shape, base.dtype(), &device);
                 data.map(|data| {

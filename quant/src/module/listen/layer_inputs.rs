@@ -80,7 +80,7 @@ impl LayerInputs {
     /// # Errors
     ///
     /// [`QuantError::NonFinite`] of the layer whose input is not finite, [`QuantError::Device`],
-    /// [`QuantError::NoData`] when no such layer was called.
+    /// [`QuantError::NoLayerInputs`] when no such layer was called so.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -109,9 +109,7 @@ impl LayerInputs {
         match collected.error {
             Some(error) => Err(error),
             None if collected.layers.is_empty() && collected.refused.is_empty() => {
-                Err(QuantError::NoData {
-                    what: "the collection of layer inputs".into(),
-                })
+                Err(QuantError::NoLayerInputs)
             }
             None => Ok(collected),
         }

@@ -1,9 +1,13 @@
 //! The quantizer of a weight that is converted: how it is stored, and when its values are computed.
 
+#[cfg(feature = "kernels")]
+use std::{any::Any, sync::Arc};
+
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::FakeQuantize;
 use crate::module::effective;
+use crate::module::resident::on_host;
 use crate::{Dequantize, QuantParams, fake::Range};
 
 impl FakeQuantize {
@@ -89,9 +93,26 @@ impl FakeQuantize {
 
     /// Whether the layer gets the codes themselves; whoever listens or asks gets values.
     fn multiplies_codes<const D: usize>(&self, base: &Tensor<D>) -> bool {
-        self.dequantize() == Some(Dequantize::InProduct)
-            && !self.is_heard()
+        self.is_in_product()
             && matches!(base.dtype(), DType::QFloat(_))
+            // Burn's product would dequantize them.
+            && !on_host(&base.device())
+    }
+
+    /// Whether the layer may multiply by codes as things are.
+    pub(crate) fn is_in_product(&self) -> bool {
+        self.dequantize() == Some(Dequantize::InProduct) && !self.is_heard()
+    }
+
+    /// What was made of them before, where that `fits`, or what `pack` makes
+    /// of them.
+    #[cfg(feature = "kernels")]
+    pub(crate) fn packed<T: Any + Send + Sync>(
+        &self,
+        fits: impl FnOnce(&T) -> bool,
+        pack: impl FnOnce() -> T,
+    ) -> Arc<T> {
+        self.resident.packed(fits, pack)
     }
 
     /// Whether somebody wants to hear of every use.

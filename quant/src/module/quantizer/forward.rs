@@ -87,6 +87,28 @@ impl FakeQuantize {
         })
     }
 
+    /// Scale and zero point that `x`, which is not trained through, is rounded with now, where that is all that
+    /// happens to it: nobody listens and nothing is observed. Whoever rounds so says [`called`](Self::called).
+    #[cfg(feature = "kernels")]
+    pub(crate) fn rounds_with<const D: usize>(&self, x: &Tensor<D>) -> Option<QuantParams> {
+        let state = self.lock();
+        let rounds = state.control.phase().quantizes() && !self.observes(&state, false);
+        let is_all = rounds && self.listener.is_none() && self.check_record(&state).is_ok();
+        drop(state);
+        match is_all.then(|| self.choose(x, false))?.ok()? {
+            Chosen::Nothing => None,
+            Chosen::Fixed(qparams) => Some(qparams),
+            // As what learned ones stand for.
+            Chosen::Learned(..) => self.qparams().ok(),
+        }
+    }
+
+    /// A value came by that was rounded with what [`rounds_with`](Self::rounds_with) gave.
+    #[cfg(feature = "kernels")]
+    pub(crate) fn called(&self) {
+        self.lock().control.call();
+    }
+
     /// Quantizes `x`, and shows whoever watches what came of it.
     fn shown<const D: usize>(
         &self,

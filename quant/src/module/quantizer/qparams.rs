@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 
 use super::forward::in_f32;
 use super::{FakeQuantize, State};
+use crate::module::control::described;
 use crate::range::observer::read;
 use crate::{
     Granularity, QuantError, QuantParams,
@@ -134,8 +135,9 @@ impl FakeQuantize {
     pub(super) fn check_record(&self, state: &State) -> Result<(), QuantError> {
         match state.control.foreign {
             None => Ok(()),
-            Some(_) => Err(QuantError::ForeignScheme {
+            Some(found) => Err(QuantError::ForeignScheme {
                 expected: self.config.scheme.to_string(),
+                found: described(found, &self.config.scheme),
             }),
         }
     }

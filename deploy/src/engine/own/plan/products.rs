@@ -96,7 +96,8 @@ impl<'a> Planner<'a> {
                 let Some(codes) = self.constants.bytes(&weight.name) else {
                     return Ok(None);
                 };
-                let matrix = self.integers(&codes, rows, columns).map_err(refused)?;
+                let matrix = self.integers(&codes, rows, columns);
+                let matrix = matrix.map_err(refused(weight))?;
                 Ok(Some(Matrix::Codes(Arc::new(matrix))))
             }
             "MatMulNBits" | "MatMulIntegerBlocks" => {
@@ -110,17 +111,19 @@ impl<'a> Planner<'a> {
                 }
                 if sums == Sums::Steps {
                     let matrix = IntegerMatrix::in_blocks(codes, size, bits, blocks);
-                    return Ok(Some(Matrix::Codes(Arc::new(matrix.map_err(refused)?))));
+                    let matrix = matrix.map_err(refused(weight))?;
+                    return Ok(Some(Matrix::Codes(Arc::new(matrix))));
                 }
                 let matrix = FloatMatrix::of_codes(codes, size, bits, blocks);
-                Ok(Some(Matrix::Floats(Arc::new(matrix.map_err(refused)?))))
+                let matrix = matrix.map_err(refused(weight))?;
+                Ok(Some(Matrix::Floats(Arc::new(matrix))))
             }
             _ => {
                 let Some(values) = self.constants.floats(&weight.name) else {
                     return Ok(None);
                 };
                 let dense = FloatMatrix::new(&values, rows, columns, self.keep.floats);
-                let dense = Arc::new(dense.map_err(refused)?);
+                let dense = Arc::new(dense.map_err(refused(weight))?);
                 let zeros = values.iter().filter(|value| **value == 0.0).count();
                 if !self.keep.sparse || 2 * zeros < values.len() {
                     return Ok(Some(Matrix::Floats(dense)));
@@ -129,7 +132,7 @@ impl<'a> Planner<'a> {
                 Ok(Some(Matrix::Undecided(Arc::new(Undecided {
                     name: weight.name.clone(),
                     path: weight.path.clone(),
-                    sparse: Arc::new(sparse.map_err(refused)?),
+                    sparse: Arc::new(sparse.map_err(refused(weight))?),
                     dense,
                 }))))
             }
@@ -252,13 +255,13 @@ impl<'a> Planner<'a> {
             let made = match depthwise {
                 true => {
                     let all = by_tap(&codes, to, taps);
-                    Kernel::DepthwiseCodes(depthwise_of(&all, taps, to)?)
+                    Kernel::DepthwiseCodes(depthwise_of(weight, &all, taps, to)?)
                 }
                 false => {
                     let groups = turned(&codes, [groups, outputs, per_group, taps]);
                     let pack = |codes: &Vec<i8>| self.integers(codes, terms, outputs);
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
-                    Kernel::Codes(packed.map_err(refused)?)
+                    Kernel::Codes(packed.map_err(refused(weight))?)
                 }
             };
             self.kernel(key, made)
@@ -280,14 +283,14 @@ impl<'a> Planner<'a> {
             let made = match depthwise {
                 true => {
                     let all = by_tap(&values, to, taps);
-                    Kernel::DepthwiseFloats(depthwise_of(&all, taps, to)?)
+                    Kernel::DepthwiseFloats(depthwise_of(weight, &all, taps, to)?)
                 }
                 false => {
                     let keep = self.keep.floats;
                     let groups = turned(&values, [groups, outputs, per_group, taps]);
                     let pack = |values: &Vec<f32>| FloatMatrix::new(values, terms, outputs, keep);
                     let packed = groups.iter().map(pack).collect::<Result<_, _>>();
-                    Kernel::Floats(packed.map_err(refused)?)
+                    Kernel::Floats(packed.map_err(refused(weight))?)
                 }
             };
             self.kernel(key, made)
@@ -316,11 +319,12 @@ impl<'a> Planner<'a> {
 }
 
 fn depthwise_of<T: Copy + Default>(
+    weight: &Initializer,
     values: &[T],
     taps: usize,
     channels: usize,
 ) -> Result<Depthwise<T>, DeployError> {
-    Depthwise::new(values, taps, channels).map_err(refused)
+    Depthwise::new(values, taps, channels).map_err(refused(weight))
 }
 
 /// Bits that codes are packed in.
