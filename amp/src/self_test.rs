@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::AmpError;
 use crate::device::compute::Compute;
 use crate::device::{device_name, unsupported};
-use crate::gradients::{Look, read};
+use crate::gradients::{finite, read};
 
 /// What [`self_test`] found on a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -151,10 +151,10 @@ fn run(device: &Device, compute: Compute) -> Result<SelfTest, AmpError> {
     let ones = Tensor::<2>::ones([1, 4096], (&device, DType::F32));
 
     let transaction = Transaction::default()
-        .register(Look::Finite.at(inf))
-        .register(Look::Finite.at(upload(&[1.0, f32::NAN, 2.0])))
-        .register(Look::Finite.at(computed))
-        .register(Look::Finite.at(upload(&[f32::MAX, -f32::MAX])))
+        .register(finite(inf))
+        .register(finite(upload(&[1.0, f32::NAN, 2.0])))
+        .register(finite(computed))
+        .register(finite(upload(&[f32::MAX, -f32::MAX])))
         .register(
             compute
                 .cast(compute.cast(upload(&[60_000.0])).mul_scalar(2.0))

@@ -66,7 +66,7 @@ impl Speech {
             let round = training.first_round + epoch;
             let strings = self.strings(round, training.lengths(epoch));
             let steps = strings.len().div_ceil(BATCH_SIZE) as f64;
-            let mut sum = 0.0;
+            let mut losses = Vec::new();
             let batches = shuffled(&strings, round, &self.log_mel, &self.device);
             for (step, (spectra, labels, lengths)) in batches.enumerate() {
                 let done = epoch as f64 + step as f64 / steps;
@@ -75,14 +75,17 @@ impl Speech {
                 // In F32, outside: with debug assertions Burn's CTC loss reads the lengths, which a
                 // recording does not have.
                 let loss = ctc_loss(logits, labels, lengths);
-                sum += loss.clone().into_scalar::<f64>();
+                // Read at the end of the epoch: a GPU would wait for the host here.
+                losses.push(loss.clone().inner());
                 let grads = scaler.scale(loss)?.backward();
                 let grads = GradientsParams::from_grads(grads, &model);
                 model = scaler.step(&mut optim, rate, model, grads)?;
             }
-            bar.set_message(format!("loss {:.3}", sum / steps));
+            let losses = Tensor::cat(losses, 0).into_data();
+            let loss = losses.iter::<f64>().sum::<f64>() / steps;
+            bar.set_message(format!("loss {loss:.3}"));
             bar.inc(1);
-            tracing::info!(name = training.name, epoch, loss = sum / steps, "epoch");
+            tracing::info!(name = training.name, epoch, loss, "epoch");
         }
         bar.finish_and_clear();
         Ok(model)

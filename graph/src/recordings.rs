@@ -4,17 +4,19 @@ mod change;
 mod last_used;
 
 use std::any::{Any, TypeId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use rustc_hash::{FxHashMap, FxHasher};
 
+use crate::graph::Uploaded;
 use crate::hooks::Carried;
-use crate::record::{Seeks, model_device, record_with, trains};
+use crate::record::{Seeks, Walked, record_with};
 use crate::tensors::{Given, input_device};
 use crate::{Form, Graph, GraphError, Halves, Recording, Tensors, Verified, hooks};
 use change::change;
@@ -111,6 +113,9 @@ struct Kept {
 /// How many recordings are kept.
 const KEPT: usize = 64;
 
+/// Of how many of them, those that were used last, the constants stay on their device.
+const ON_DEVICE: usize = 8;
+
 /// Of how many forward passes something is remembered: models that are made anew are others.
 const PASSES: usize = 256;
 
@@ -118,6 +123,8 @@ const PASSES: usize = 256;
 #[derive(Debug)]
 struct Entry {
     recording: Box<dyn Any + Send>,
+    /// What it keeps on its device.
+    uploaded: Uploaded,
     uses: u64,
 }
 
@@ -152,6 +159,9 @@ struct Memory {
 /// At such uses, and at the second and fourth, a recording that is kept is made once more: where numbers of the forward pass, or plain
 /// tensors of the model, are no longer those that were recorded, a warning of [`tracing`] says so, and this forward pass
 /// is recorded in every step from then on.
+///
+/// From its second execution on, a recording that is kept has its constants on the device, plain tensors of the model too:
+/// each of the 8 that were used last.
 #[derive(Debug, Clone)]
 pub struct Recordings {
     memory: Arc<Memory>,
@@ -202,9 +212,9 @@ impl Recordings {
         let mut given = Given::default();
         let _ = input.map_tensors(&mut given);
         let (kind, values) = Form::of(input);
-        let has_gradients = trains(model);
+        let walked = Walked::of(model);
+        let has_gradients = walked.device.as_ref().is_some_and(Device::is_autodiff);
         let state = State::of(model);
-        let carried = hooks::offered(model);
         let inputs = given.signature.iter().zip(&given.tracked);
         let pass = Pass {
             caller,
@@ -212,7 +222,7 @@ impl Recordings {
             variant,
             trains: given.autodiff || has_gradients,
             trained: state.trained.finish(),
-            hooks: carried.len(),
+            hooks: walked.hooks.len(),
             inputs: inputs
                 .map(|((shape, dtype), tracked)| (shape.len(), *dtype, *tracked))
                 .collect(),
@@ -229,7 +239,7 @@ impl Recordings {
             && lock(&self.memory.changing).get(&pass).is_none();
         if !keeps {
             let sources = (&state.sources, &given.tracked[..]);
-            let recording = self.record(model, input, forward, pass, looks, sources)?;
+            let recording = self.record(walked, input, forward, pass, looks, sources)?;
             return Ok(Arc::new(recording));
         }
         let kept = Kept {
@@ -240,12 +250,15 @@ impl Recordings {
                 .map(|(shape, _)| shape)
                 .collect(),
             values,
-            device: format!("{:?}", model_device(model).or_else(|| input_device(input))),
+            device: format!(
+                "{:?}",
+                walked.device.clone().or_else(|| input_device(input))
+            ),
             model: state.all.finish(),
             verifies,
             halves: self.halves,
         };
-        let known = self.kept::<O>(&kept, &carried);
+        let known = self.kept::<O>(&kept, &walked.hooks);
         if let Some((known, uses)) = &known
             && !is_due
             && !(*uses >= AGAIN_KEPT && uses.is_power_of_two())
@@ -253,7 +266,7 @@ impl Recordings {
             return Ok(known.clone());
         }
         let sources = (&state.sources, &given.tracked[..]);
-        let recording = self.record(model, input, forward, pass, looks, sources)?;
+        let recording = self.record(walked, input, forward, pass, looks, sources)?;
         let recording = Arc::new(recording);
         let change = known.and_then(|(known, _)| change(&known.graph, &recording.graph));
         match change {
@@ -273,6 +286,7 @@ impl Recordings {
                 let entry = Entry {
                     uses: recordings.get(&kept).map_or(1, |entry| entry.uses),
                     recording: Box::new(recording.clone()),
+                    uploaded: recording.graph.uploaded.shared(),
                 };
                 recordings.insert(kept, entry, KEPT);
             }
@@ -306,13 +320,19 @@ impl Recordings {
         let entry = recordings.get(kept)?;
         entry.uses += 1;
         let known = entry.recording.downcast_ref::<Arc<Recording<O>>>()?.clone();
+        let uses = entry.uses;
+        let older = recordings.older(ON_DEVICE);
+        let let_go: Vec<_> = older.filter_map(|one| one.uploaded.let_go()).collect();
+        drop(recordings);
+        // Without the lock: there may be much in them.
+        drop(let_go);
         let fits = known.graph.check_hooks(carried).is_ok();
-        fits.then_some((known, entry.uses))
+        fits.then_some((known, uses))
     }
 
     fn record<M: Module, I: Tensors, O: Tensors>(
         &self,
-        model: &M,
+        walked: Walked<'_, M>,
         input: &I,
         forward: impl FnOnce(&M, I) -> O,
         pass: Pass,
@@ -328,7 +348,8 @@ impl Recordings {
             Some(known) if !known.varies && !watches => Seeks::Nothing(&known.tracked),
             _ => Seeks::Results,
         };
-        let mut recording = record_with(model, input, forward, self.halves, seeks)?;
+        let model = walked.model;
+        let mut recording = record_with(walked, input, forward, self.halves, seeks)?;
         if !pass.trains {
             return Ok(recording);
         }
@@ -430,8 +451,8 @@ fn reached(graph: &Graph, (trained, tracked): (&HashSet<ParamId>, &[bool])) -> V
 fn parts(graph: &Graph) -> impl Iterator<Item = u64> + '_ {
     /// How far back.
     const STEPS: usize = 4;
-    let hash = |part: &dyn Fn(&mut DefaultHasher)| {
-        let mut hasher = DefaultHasher::new();
+    let hash = |part: &dyn Fn(&mut FxHasher)| {
+        let mut hasher = FxHasher::default();
         part(&mut hasher);
         hasher.finish()
     };
@@ -439,7 +460,7 @@ fn parts(graph: &Graph) -> impl Iterator<Item = u64> + '_ {
         let outputs: Vec<TensorId> = node.operation().outputs().map(|one| one.id).collect();
         outputs.into_iter().map(move |id| (id, node.index()))
     });
-    let made_by: HashMap<TensorId, usize> = made.collect();
+    let made_by: FxHashMap<TensorId, usize> = made.collect();
     let own = graph
         .nodes()
         .map(|node| hash(&|part| (node.name(), node.module()).hash(part)));

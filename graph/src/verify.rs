@@ -18,7 +18,7 @@ use crate::execute::device_of;
 use crate::hooks::Noted;
 use crate::interpret::{noise, noise_of};
 use crate::record::placeholders::Values;
-use crate::record::{Backward, Halves, Leaf, Seeks, record_with};
+use crate::record::{Backward, Halves, Leaf, Seeks, Walked, record_with};
 use crate::tensors::Given;
 use crate::{AsRecorded, Graph, GraphError, Node, Observed, Observer, Recording, Tensors, passes};
 
@@ -57,7 +57,8 @@ pub fn record_with_backward<M: Module, I: Tensors, O: Tensors>(
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
 ) -> Result<Recording<O>, GraphError> {
-    record_with(model, inputs, forward, Halves::AsStored, Seeks::Backward)
+    let walked = Walked::of(model);
+    record_with(walked, inputs, forward, Halves::AsStored, Seeks::Backward)
 }
 
 impl<O: Tensors> Recording<O> {

@@ -11,6 +11,8 @@ use burn_lean_quant::qat::tokens::rounded;
 
 /// Rows of a convolution that are unfolded at a time.
 const CHUNK: usize = 4096;
+/// Rows of short batches that are summed up together: each sum touches all of XᵀX, however few there are.
+const TOGETHER: usize = 1024;
 
 /// XᵀX of a group's inputs, and XᵀY with the targets of all its layers side by side; for each group
 /// of a convolution.
@@ -20,6 +22,8 @@ pub(crate) struct Sums {
     /// Mean |x| and largest |x| of each feature, over all groups of a convolution.
     pub(crate) mean_abs: Vec<f64>,
     pub(crate) max_abs: Vec<f32>,
+    /// Rows of the only group, and their targets, that are not summed up yet.
+    waiting: (Vec<f32>, Vec<f32>),
 }
 
 impl Sums {
@@ -34,6 +38,7 @@ impl Sums {
             grams: vec![Gram::with_targets(first.inputs, outputs); first.groups],
             mean_abs: vec![0.0; first.inputs],
             max_abs: vec![0.0; first.inputs],
+            waiting: (Vec::new(), Vec::new()),
         }
     }
 
@@ -63,7 +68,7 @@ impl Sums {
         &mut self,
         part: usize,
         x: Tensor<2>,
-        targets: &[f32],
+        targets: Vec<f32>,
         preset: &Preset,
         is_rounded: bool,
     ) -> Result<(), LayerwiseError> {
@@ -74,7 +79,27 @@ impl Sums {
             Some(activations) if is_rounded => rounded(x, activations.bits),
             _ => x,
         };
-        self.grams[part].add_with_targets(&floats(x), targets)
+        if self.grams.len() > 1 {
+            return self.grams[part].add_with_targets(&floats(x), &targets);
+        }
+        let (inputs, wanted) = &mut self.waiting;
+        match inputs.is_empty() {
+            true => (*inputs, *wanted) = (floats(x), targets),
+            false => {
+                inputs.extend(floats(x));
+                wanted.extend(targets);
+            }
+        }
+        match inputs.len() < TOGETHER * self.grams[0].features() {
+            true => Ok(()),
+            false => self.add_waiting(),
+        }
+    }
+
+    /// Sums up the rows that wait.
+    fn add_waiting(&mut self) -> Result<(), LayerwiseError> {
+        let (inputs, targets) = std::mem::take(&mut self.waiting);
+        self.grams[0].add_with_targets(&inputs, &targets)
     }
 
     fn note_magnitudes(&mut self, x: &Tensor<2>) {
@@ -107,58 +132,57 @@ pub(crate) fn collect<O: Tensors>(
 ) -> Result<Sums, OneShotError> {
     let first = &group.layers[0].product;
     let mut sums = Sums::new(group, preset.target);
+    let of_first = |source| OneShotError::Layer {
+        path: group.layers[0].path().into(),
+        source,
+    };
     for batch in 0..step.batches() {
         let residuals = match preset.target {
             Target::OwnInputs => Vec::new(),
             Target::Original => residuals(step, group, batch)?,
         };
-        for part in 0..first.groups {
-            let targets = match preset.target {
-                Target::OwnInputs => Vec::new(),
-                Target::Original => targets(step, group, batch, part, &residuals)?,
-            };
-            // Both passes have the same places, so that their chunks have the same rows.
-            let mut targets = targets.into_iter();
-            let mut added = Ok(());
-            rows(step, group, batch, Pass::Replaced, part, |x| {
-                let targets = targets.next().unwrap_or_default();
-                if added.is_ok() {
-                    added = sums.add(part, x, &targets, preset, !first.is_convolution());
-                }
-            })?;
-            added.map_err(|source| OneShotError::Layer {
-                path: group.layers[0].path().into(),
-                source,
-            })?;
-        }
+        let targets = match preset.target {
+            Target::OwnInputs => Vec::new(),
+            Target::Original => targets(step, group, batch, &residuals)?,
+        };
+        // Both passes have the same places, so that their chunks have the same rows.
+        let mut targets = targets.into_iter();
+        let mut added = Ok(());
+        rows(step, group, batch, Pass::Replaced, |part, x| {
+            let targets = targets.next().unwrap_or_default();
+            if added.is_ok() {
+                added = sums.add(part, x, targets, preset, !first.is_convolution());
+            }
+        })?;
+        added.map_err(of_first)?;
     }
+    sums.add_waiting().map_err(of_first)?;
     let count = (sums.rows() * first.groups).max(1) as f64;
     sums.mean_abs.iter_mut().for_each(|sum| *sum /= count);
     Ok(sums)
 }
 
 /// What the layers of `group` should give for a batch of the original model, side by side: `[rows,
-/// outputs]` of each chunk of [`rows`]. It is as large as their outputs; the patches of a convolution
+/// outputs]` of each chunk of [`rows`]. All of it is as large as their outputs; the patches of a convolution
 /// are many times that.
 fn targets<O: Tensors>(
     step: &mut Step<'_, O>,
     group: &Group,
     batch: usize,
-    part: usize,
     residuals: &[Option<Tensor<2>>],
 ) -> Result<Vec<Vec<f32>>, GraphError> {
     let mut weights = Vec::new();
     for layer in &group.layers {
         let outputs = layer.product.outputs_per_group();
-        let weight = step.weight(&layer.product, Pass::Original)?;
-        let weight = weight.slice([part * outputs..(part + 1) * outputs]);
-        weights.push(weight.transpose());
+        weights.push((outputs, step.weight(&layer.product, Pass::Original)?));
     }
     let mut chunks = Vec::new();
-    rows(step, group, batch, Pass::Original, part, |x| {
+    rows(step, group, batch, Pass::Original, |part, x| {
         let layers = weights.iter().zip(residuals);
-        let outputs = layers.map(|(weight, residual)| {
-            let y = x.clone().matmul(weight.clone());
+        let outputs = layers.map(|((outputs, weight), residual)| {
+            let weight = weight.clone().slice([part * outputs..(part + 1) * outputs]);
+            // Products of a forward pass that casts a weight are in the dtype of what it is multiplied with.
+            let y = x.clone().matmul(weight.transpose().cast(x.dtype()));
             match residual {
                 // Convolutions have none, and all rows of others come at once.
                 Some(residual) => y + residual.clone(),
@@ -171,22 +195,21 @@ fn targets<O: Tensors>(
     Ok(chunks)
 }
 
-/// Calls `each` with the rows of a batch, all at once but for convolutions, whose patches take much
-/// memory: they come a few examples at a time.
+/// Calls `each` with the rows of a batch and their group of a convolution, all at once but for convolutions,
+/// whose patches take much memory: they come a few examples at a time.
 fn rows<O: Tensors>(
     step: &mut Step<'_, O>,
     group: &Group,
     batch: usize,
     pass: Pass,
-    part: usize,
-    each: impl FnMut(Tensor<2>),
+    each: impl FnMut(usize, Tensor<2>),
 ) -> Result<(), GraphError> {
     let product = &group.layers[0].product;
     let chunk = match product.is_convolution() {
         true => CHUNK,
         false => usize::MAX / 2,
     };
-    step.rows(product, batch, pass, part, chunk, each)
+    step.rows_of_groups(product, batch, pass, chunk, each)
 }
 
 /// For each layer, by how much the summand beside its output is off in the compressed model.

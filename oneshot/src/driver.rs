@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use burn::module::{Module, ParamGroup};
-use burn_lean_graph::{GraphError, Pass, Results, Tensors, Walk};
-use burn_lean_reparam::Rejected;
+use burn_lean_graph::{Pass, Results, Tensors, Walk};
+use burn_lean_layerwise::LayerwiseError;
+use burn_lean_reparam::{Rejected, reductions};
 
-use crate::block::{Block, blocks, blocks_of, check_called, left};
+use crate::block::{Block, Layer, blocks, blocks_of, check_called, left};
+use crate::collect::floats;
 use crate::state::{Finished, State, checksum, fingerprint};
 use crate::work::{Work, put};
 use crate::{BlockReport, CompressedWeight, OneShotError, Preset, Report, Target};
@@ -29,6 +31,8 @@ pub struct OneShot<'a> {
     pub(crate) group: Option<ParamGroup>,
     spill: Option<PathBuf>,
     progress: Option<Box<Progress<'a>>>,
+    /// CRC-32 of the last part's state, and so of all before it.
+    behind: u32,
 }
 
 /// The place of a model that is a part of another one.
@@ -48,19 +52,6 @@ pub(crate) enum Arrives<I> {
     Given(Vec<I>),
     /// What the parts before it give.
     After(Results<I>),
-}
-
-impl<I: Tensors> Arrives<I> {
-    /// CRC-32 of all batches, as they arrive from the compressed parts.
-    fn checksum(&self) -> Result<u32, GraphError> {
-        match self {
-            Self::Given(batches) => checksum::<I, _>(batches.iter().map(Ok)),
-            Self::After(results) => {
-                let batches = 0..results.batches();
-                checksum::<I, _>(batches.map(|batch| results.get(batch, Pass::Replaced)))
-            }
-        }
-    }
 }
 
 impl<I> Part<I> {
@@ -104,6 +95,7 @@ impl<'a> OneShot<'a> {
             group: None,
             spill: None,
             progress: None,
+            behind: 0,
         }
     }
 
@@ -116,7 +108,8 @@ impl<'a> OneShot<'a> {
 
     /// Keeps each finished block in `folder`, and goes on after the last one that is there. Each file
     /// is written beside its place and moved there when complete, so that the process can end at any
-    /// moment.
+    /// moment. Another machine may go on: inputs, parameters, operations, tables that the model has computed (of
+    /// rotations, which a GPU may round otherwise) and the preset have to be the same.
     pub fn with_state(mut self, folder: impl Into<PathBuf>) -> Self {
         self.state = Some(folder.into());
         self
@@ -191,10 +184,15 @@ impl<'a> OneShot<'a> {
             Some(_) => self.state.as_ref().map(|all| all.join(part.number())),
             None => self.state.clone(),
         };
-        let folder = match folder {
-            Some(folder) => Some((folder, part.arrives.checksum()?)),
-            None => None,
-        };
+        let folder = folder.map(|folder| {
+            let batches = match &part.arrives {
+                Arrives::Given(batches) => checksum(batches),
+                // What the parts before it have become says what they give, but for the last bits, which are
+                // those of a machine.
+                Arrives::After(_) => self.behind,
+            };
+            (folder, batches)
+        });
         let Part {
             name,
             before,
@@ -219,13 +217,6 @@ impl<'a> OneShot<'a> {
         if only.is_some() {
             self.preset.blocks = None;
         }
-        let mut state = match folder {
-            None => None,
-            Some((folder, batches)) => {
-                let of = fingerprint(model, walk.graph(), batches, &self.preset, only.as_ref());
-                Some(State::open(&folder, of)?)
-            }
-        };
         let blocks = blocks(&walk, &self.preset, only.as_ref(), name.as_deref())?;
         if name.is_none() && self.preset.blocks.is_none() {
             check_called(model, walk.graph(), &blocks, self.group.as_ref())?;
@@ -235,6 +226,17 @@ impl<'a> OneShot<'a> {
             let (rows, inputs) = (walk.row_count(&layer.product), layer.product.inputs);
             self.preset.check_layer(layer.path(), inputs, rows)?;
         }
+        for layer in blocks.iter().flat_map(Block::layers) {
+            check_finite(&walk, layer)?;
+        }
+        // A run that is refused leaves nothing behind that would refuse the next one.
+        let mut state = match folder {
+            None => None,
+            Some((folder, batches)) => {
+                let of = fingerprint(model, walk.graph(), batches, &self.preset, only.as_ref());
+                Some(State::open(&folder, of)?)
+            }
+        };
         let of = of.unwrap_or(blocks.len());
         let mut report = Report {
             left: left(&walk, &self.preset, only.as_ref()),
@@ -267,12 +269,15 @@ impl<'a> OneShot<'a> {
                     work.block(block)?;
                     let mut done = work.done;
                     done.block.seconds = start.elapsed().as_secs_f64();
-                    if let Some(state) = &mut state {
+                    if let Some(state) = &state {
                         state.store(number, &done)?;
                     }
                     done
                 }
             };
+            if let Some(state) = &mut state {
+                state.note(&done);
+            }
             put(&mut walk, block, &done)?;
             tracing::info!(
                 block = block.path,
@@ -288,7 +293,25 @@ impl<'a> OneShot<'a> {
             report.blocks.push(done.block);
             weights.extend(done.weights);
         }
+        self.behind = state.map_or(0, State::checksum);
         report.rows = report.layers.first().map_or(0, |layer| layer.rows);
         Ok((walk, report, weights))
     }
+}
+
+/// Refuses a weight with a NaN or an infinity.
+fn check_finite<O: Tensors>(walk: &Walk<O>, layer: &Layer) -> Result<(), OneShotError> {
+    let weight = walk.weight(&layer.product, Pass::Original)?;
+    if reductions::all(weight.clone().is_finite()).into_scalar::<bool>() {
+        return Ok(());
+    }
+    let values = floats(weight);
+    let index = values.iter().position(|value| !value.is_finite());
+    Err(OneShotError::Layer {
+        path: layer.path().into(),
+        source: LayerwiseError::NotFinite {
+            what: "the dense weights",
+            index: index.unwrap_or(0),
+        },
+    })
 }

@@ -11,6 +11,15 @@ pub enum OneShotError {
     /// The forward pass cannot be followed.
     #[error("{}{}", .0, instead(.0))]
     Graph(#[from] GraphError),
+    /// The forward pass of a block cannot be followed
+    /// ([`OneShot::compress_blocks`](crate::OneShot::compress_blocks)).
+    #[error("in block `{path}`: {source}{}", instead(.source))]
+    Block {
+        /// The name of the block.
+        path: String,
+        /// What is wrong there.
+        source: GraphError,
+    },
     /// Weights cannot be given quantizers ([`Compressed::prepare`](crate::Compressed::prepare)).
     #[error(transparent)]
     Quantization(#[from] QuantError),
@@ -121,14 +130,25 @@ pub enum OneShotError {
 
 impl OneShotError {
     /// The same of a model that is the part `name` of another one.
-    pub(crate) fn under(mut self, name: &str) -> Self {
-        if self == Self::NothingToCompress {
-            return Self::DoesNotFit {
-                path: name.into(),
-                why: self.to_string(),
-            };
-        }
-        match &mut self {
+    pub(crate) fn under(self, name: &str) -> Self {
+        let mut error = match self {
+            Self::NothingToCompress => {
+                return Self::DoesNotFit {
+                    path: name.into(),
+                    why: Self::NothingToCompress.to_string(),
+                };
+            }
+            // Of no block.
+            Self::Graph(GraphError::NoBatch) => return Self::Graph(GraphError::NoBatch),
+            Self::Graph(source) => {
+                return Self::Block {
+                    path: name.into(),
+                    source,
+                };
+            }
+            other => other,
+        };
+        match &mut error {
             Self::NeverCalled { path } if path.is_empty() => *path = name.into(),
             Self::SharedWeight { paths, .. } => {
                 for path in paths {
@@ -142,7 +162,7 @@ impl OneShotError {
             | Self::DoesNotFit { path, .. } => *path = format!("{name}.{path}"),
             _ => {}
         }
-        self
+        error
     }
 }
 

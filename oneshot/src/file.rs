@@ -162,25 +162,20 @@ fn read<M: Module>(
     let headers: Vec<Header> = serde_json::from_str(headers).map_err(|error| error.to_string())?;
     let report = sealed.said("report").map(serde_json::from_str);
     let report = report.transpose().map_err(|error| error.to_string())?;
-    let mut expected: Vec<(String, usize)> = Vec::new();
+    let mut expected: Vec<(String, Vec<usize>)> = Vec::new();
     each_float(model, |at, float| {
-        expected.push((at.path(), float.shape().iter().product()));
+        expected.push((at.path(), float.shape()));
     });
     let mut values: Values = HashMap::new();
     let mut weights = Vec::with_capacity(headers.len());
     for header in &headers {
         // Before anything of that size is made.
-        let Header {
-            path,
-            outputs,
-            inputs,
-            ..
-        } = header;
-        let size = outputs.checked_mul(*inputs);
-        let fits = |(name, expected): &(String, usize)| name == path && Some(*expected) == size;
+        let path = &header.path;
+        let fits = |(name, shape): &(String, Vec<usize>)| name == path && header.fits(shape);
         if !expected.iter().any(fits) {
             return Err(format!(
-                "the model has no `{path}` of {outputs} by {inputs} numbers"
+                "the model has no `{path}` of {} outputs and {} inputs",
+                header.outputs, header.inputs
             ));
         }
         let weight = unpacked(header, &sealed)?;
@@ -196,21 +191,36 @@ fn read<M: Module>(
             values.insert(name.to_string(), sealed.floats(name)?);
         }
     }
-    for (path, size) in &expected {
-        match values.get(path) {
-            None => return Err(format!("it has no `{path}`")),
-            Some(found) if found.len() != *size => {
-                return Err(format!(
-                    "`{path}` has {} numbers, the model {size}",
-                    found.len()
-                ));
-            }
-            Some(_) => {}
+    for (path, shape) in &expected {
+        if !values.contains_key(path) {
+            return Err(format!("it has no `{path}`"));
+        }
+        // Of a compressed weight there is no tensor of that name.
+        if let Some(found) = sealed.shape(path)
+            && found != *shape
+        {
+            return Err(format!(
+                "`{path}` is of shape {found:?}, that of the model of {shape:?}"
+            ));
         }
     }
     match values.len() == expected.len() {
         true => Ok((values, weights, report.unwrap_or_default())),
         false => Err("it has parameters that the model has not".into()),
+    }
+}
+
+impl Header {
+    /// Whether a parameter of this shape is such a weight. A kernel has its outputs first; axes of a single
+    /// element say nothing of the order.
+    fn fits(&self, shape: &[usize]) -> bool {
+        let mut sizes = shape.iter().filter(|size| **size != 1);
+        let of_outputs = match self.transposed {
+            true => sizes.next_back(),
+            false => sizes.next(),
+        };
+        self.outputs.checked_mul(self.inputs) == Some(shape.iter().product::<usize>())
+            && (self.outputs == 1 || of_outputs == Some(&self.outputs))
     }
 }
 

@@ -166,9 +166,15 @@ impl Quantizer {
             .with_granularity(granularity);
         let choice = Override::new(weight.path.clone()).with_weight(Some(config));
         let choice = match shape.len() {
-            // Of a module of the user's own, too.
+            // Of a module of the user's own, too: kernels have their outputs first.
             2 => choice.with_axis(Some(usize::from(weight.transposed))),
-            _ => choice,
+            3.. if !weight.transposed && shape[0] == weight.outputs => choice.with_axis(Some(0)),
+            _ => {
+                return Err(format!(
+                    "a parameter of shape {shape:?}, of which no axis is known as that of its {} outputs",
+                    weight.outputs
+                ));
+            }
         };
         let groups = scales.len() / weight.outputs.max(1);
         // Groups of the parameter, row by row.

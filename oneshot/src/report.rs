@@ -25,7 +25,9 @@ pub struct LayerReport {
     pub path: String,
     /// Calibration rows; 0 where nothing is asked of them.
     pub rows: usize,
-    /// Inputs that are zero in every row: their weights cost nothing.
+    /// Inputs that are zero in every row, where inputs are rounded after that: their weights cost nothing. They
+    /// are the first to be removed; those that stay are what they were, at their nearest codes (with `exchange_zeros` at
+    /// codes of 0).
     pub dead_inputs: usize,
     /// λ, the damping: what [`Preset::ridge`](crate::Preset::ridge) came to on the diagonal of XᵀX/n, of a
     /// convolution with groups the largest; 0 where nothing is asked of calibration data.
@@ -34,7 +36,8 @@ pub struct LayerReport {
     /// Squared error of the outputs against the target, as a fraction of the target's squares. Where inputs
     /// are rounded, what rounding them costs is in it with the target `Original`, and not with `OwnInputs`,
     /// which is of rounded ones, too. Where nothing
-    /// is asked of calibration data ([`w8a16`](crate::Preset::w8a16)), it is that of the weights themselves.
+    /// is asked of calibration data ([`w8a16`](crate::Preset::w8a16)), and where nothing arrives
+    /// ([`unseen`](Self::unseen)), it is that of the weights themselves.
     #[serde(with = "burn_lean_reparam::json::float")]
     pub relative_error: f64,
     /// Weights that are zero.
@@ -47,6 +50,12 @@ pub struct LayerReport {
     /// reads: something else reads it, too, or it is no norm, product or gate. It is rounded as it is.
     #[serde(default)]
     pub unscaled: bool,
+    /// All inputs are zero in every row, of a convolution with groups those of one group at least: an expert
+    /// that no calibration token was sent to. Nothing says what its weights are for, so that none is removed,
+    /// and each is at its nearest code: calibrate with data that reach it, or name it in
+    /// [`skip`](crate::Preset::skip).
+    #[serde(default)]
+    pub unseen: bool,
 }
 
 /// What a block took.

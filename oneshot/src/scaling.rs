@@ -56,22 +56,27 @@ pub(crate) fn scale<O: Tensors>(
     Ok(true)
 }
 
-/// max|x|^α / max|w|^(1−α) of each feature, 1 where it is dead.
+/// max|x|^α / max|w|^(1−α) of each feature; of a dead one 1, or what leaves its weights within the range of the others.
 fn smoothed(sums: &Sums, weights: &[Vec<f32>], alpha: f64) -> Vec<f64> {
     let inputs = sums.max_abs.len();
+    let largest = |at: usize| {
+        let of_weight = weights
+            .iter()
+            .flat_map(|one| one.iter().skip(at).step_by(inputs));
+        f64::from(of_weight.fold(0.0f32, |most, w| most.max(w.abs())))
+    };
+    let is_live = |at: usize| sums.max_abs[at] > 0.0;
+    let of_live = |at: usize| {
+        f64::from(sums.max_abs[at]).powf(alpha) / largest(at).powf(1.0 - alpha).max(1e-5)
+    };
+    let live = (0..inputs).filter(|at| is_live(*at));
+    let widest = live.map(|at| of_live(at) * largest(at)).fold(0.0, f64::max);
     (0..inputs)
-        .map(|at| {
-            let of_weight = weights
-                .iter()
-                .flat_map(|one| one.iter().skip(at).step_by(inputs));
-            let largest = of_weight.fold(0.0f32, |most, w| most.max(w.abs()));
-            match sums.max_abs[at] > 0.0 {
-                true => {
-                    f64::from(sums.max_abs[at]).powf(alpha)
-                        / f64::from(largest).powf(1.0 - alpha).max(1e-5)
-                }
-                false => 1.0,
-            }
+        .map(|at| match is_live(at) {
+            true => of_live(at),
+            // What nothing moves widens no range.
+            false if widest > 0.0 => (widest / largest(at).max(f64::MIN_POSITIVE)).min(1.0),
+            false => 1.0,
         })
         .collect()
 }

@@ -35,6 +35,12 @@ impl<'a> Sealed<'a> {
         Ok(words.map(|word| f32::from_le_bytes(*word)).collect())
     }
 
+    /// The sizes of a tensor that is there.
+    pub(crate) fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let tensor = self.tensors.tensor(name).ok()?;
+        Some(tensor.shape().to_vec())
+    }
+
     fn of(&self, name: &str, dtype: Dtype) -> Result<&'a [u8], String> {
         let tensor = self.tensors.tensor(name);
         let tensor = tensor.map_err(|error| format!("`{name}`: {error}"))?;

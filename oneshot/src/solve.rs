@@ -19,6 +19,8 @@ pub(crate) struct Solved {
     pub(crate) dead_inputs: usize,
     /// What was added to the diagonal of XᵀX/n.
     pub(crate) ridge: f64,
+    /// Nothing arrived in any row: the objective is that of the weights themselves.
+    pub(crate) is_unseen: bool,
 }
 
 /// Compresses a weight `dense`, `[outputs, inputs]`. `shared` is of layers with the same XᵀX.
@@ -30,6 +32,14 @@ pub(crate) fn compress(
     shared: Option<&OnceLock<Compensation>>,
 ) -> Result<Solved, OneShotError> {
     let of_path = |source| failed(path, source);
+    let dead = gram.dead_features(false).len();
+    if gram.rows() > 0 && dead == gram.features() {
+        return Ok(Solved {
+            dead_inputs: dead,
+            is_unseen: true,
+            ..compress_blindly(dense, gram.features(), &preset.unseen(), path)?
+        });
+    }
     let mut config = ProblemConfig::new();
     config.ridge = preset.ridge;
     let problem = LayerProblem::new(&gram, dense, &config).map_err(of_path)?;
@@ -38,8 +48,9 @@ pub(crate) fn compress(
     Ok(Solved {
         objective: problem.error(&values).map_err(of_path)?,
         scale: problem.scale(),
-        dead_inputs: problem.dead_features().len(),
+        dead_inputs: dead,
         ridge: problem.ridge(),
+        is_unseen: false,
         values,
         grid,
     })
@@ -98,6 +109,7 @@ pub(crate) fn compress_blindly(
         scale: dense.iter().map(|w| f64::from(*w).powi(2)).sum(),
         dead_inputs: 0,
         ridge: 0.0,
+        is_unseen: false,
         values,
         grid: codes,
     })
@@ -156,6 +168,19 @@ impl Preset {
             .is_none_or(|one| one.method == PruneMethod::Magnitude);
         rounds && prunes && self.target == Target::OwnInputs && self.scaling.is_none()
     }
+
+    /// What is done to a layer that sees nothing, an expert that no token is sent to: all weights stay, since
+    /// nothing says which could go, each at its nearest code.
+    fn unseen(&self) -> Self {
+        let nearest = |one: &Quantize| {
+            one.clone()
+                .with_rounding(Rounding::Nearest)
+                .with_exchange_zeros(false)
+        };
+        self.clone()
+            .with_prune(None)
+            .with_quantize(self.quantize.as_ref().map(nearest))
+    }
 }
 
 fn solve_problem(
@@ -190,24 +215,45 @@ fn solve_problem(
         values = solution.weights;
         kept = Some(solution.support.kept().to_vec());
     }
+    let exchanges = kept.is_some()
+        && preset
+            .quantize
+            .as_ref()
+            .is_some_and(|one| one.exchange_zeros);
+    // Weights of dead inputs cost nothing, which says nothing of what they are for: those that stay are what
+    // they were. Zeros that move take their places first.
+    let unknown = match exchanges {
+        true => Vec::new(),
+        false => unknown(problem, dense, kept.as_deref()),
+    };
+    for (at, weight) in &unknown {
+        start[*at] = f64::from(*weight);
+        values[*at] = *weight;
+    }
     let Some(quantize) = &preset.quantize else {
         return Ok((values, None));
     };
-    let optimum = match quantize.exchange_zeros && kept.is_some() {
-        true => Some(problem.optimum()),
-        false => None,
-    };
-    // Weights of dead inputs cost nothing, and take no part in a range: zeros, as in GPTQ.
-    for row in start.chunks_exact_mut(inputs) {
-        problem.dead_features().iter().for_each(|at| row[*at] = 0.0);
-    }
+    let optimum = exchanges.then(|| problem.optimum());
     let group = match preset.prune.as_ref().map(|prune| &prune.pattern) {
         Some(Pattern::NOfM { m, .. }) => Some(*m),
         _ => None,
     };
     let hessian = problem.hessian();
-    let diagonal: Vec<f64> = (0..inputs).map(|at| hessian[at * inputs + at]).collect();
-    let rounded = RoundingProblem {
+    let mut diagonal: Vec<f64> = (0..inputs).map(|at| hessian[at * inputs + at]).collect();
+    let is_nearest = quantize.rounding == Rounding::Nearest;
+    for at in problem.dead_features() {
+        match is_nearest {
+            // Ranges hold them like any other, and the ridge is all that pulls at them.
+            true => diagonal[*at] = problem.ridge(),
+            // As in GPTQ they take no part in ranges.
+            false => start
+                .iter_mut()
+                .skip(*at)
+                .step_by(inputs)
+                .for_each(|w| *w = 0.0),
+        }
+    }
+    let mut rounded = RoundingProblem {
         hessian,
         diagonal: &diagonal,
         optimum: &start,
@@ -219,8 +265,21 @@ fn solve_problem(
         shared,
     }
     .round()?;
+    if !is_nearest {
+        rounded.put_nearest(&unknown, inputs, quantize);
+    }
     let values = rounded.values(inputs, quantize);
     Ok((values, Some(grid(rounded, inputs, quantize))))
+}
+
+/// The weights of dead inputs that are kept, with their places.
+fn unknown(problem: &LayerProblem, dense: &[f32], kept: Option<&[bool]>) -> Vec<(usize, f32)> {
+    let rows = (0..dense.len()).step_by(problem.features());
+    let places = rows.flat_map(|row| problem.dead_features().iter().map(move |at| row + at));
+    places
+        .filter(|at| kept.is_none_or(|kept| kept[*at]))
+        .map(|at| (at, dense[at]))
+        .collect()
 }
 
 /// How many weights a pattern keeps.

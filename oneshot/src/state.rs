@@ -1,13 +1,13 @@
 //! Finished blocks in a folder.
 
-use std::borrow::{Borrow, Cow};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
 use burn::tensor::TensorData;
-use burn_lean_graph::{Graph, GraphError, TensorMapper, Tensors};
+use burn_lean_graph::{Graph, TensorMapper, Tensors};
 use burn_lean_reparam::sealed::seal_head;
 use burn_lean_reparam::{Files, each_float};
 use safetensors::tensor::{Dtype, View};
@@ -47,6 +47,8 @@ impl Finished {
 #[derive(Debug)]
 pub(crate) struct State {
     folder: PathBuf,
+    /// CRC-32 of the manifest and of what blocks have become.
+    noted: u32,
 }
 
 /// Of which model, data and preset a folder is.
@@ -57,7 +59,8 @@ pub(crate) struct Manifest {
     /// The blocks that are taken of those that are found; `None` for all.
     #[serde(default)]
     only: Option<BTreeSet<String>>,
-    /// CRC-32 of parameters, of batches, and of operations with the numbers in them.
+    /// CRC-32 of parameters, of batches, and of operations with the numbers in them. Of a part behind another one
+    /// the batches are what that one's state is of, and what it has become.
     model: u32,
     batches: u32,
     #[serde(default)]
@@ -84,14 +87,12 @@ struct Shape {
 }
 
 /// CRC-32 of calibration batches.
-pub(crate) fn checksum<I: Tensors, B: Borrow<I>>(
-    batches: impl Iterator<Item = Result<B, GraphError>>,
-) -> Result<u32, GraphError> {
+pub(crate) fn checksum<I: Tensors>(batches: &[I]) -> u32 {
     let mut checksum = Checksum::default();
     for batch in batches {
-        let _ = batch?.borrow().map_tensors(&mut checksum);
+        let _ = batch.map_tensors(&mut checksum);
     }
-    Ok(checksum.0.finalize())
+    checksum.0.finalize()
 }
 
 pub(crate) fn fingerprint<M: Module>(
@@ -115,7 +116,7 @@ pub(crate) fn fingerprint<M: Module>(
         .into_iter()
         .for_each(|(_, data)| of_operations.add(data));
     Manifest {
-        format: 4,
+        format: 5,
         preset: preset.clone(),
         only: only.cloned(),
         model: of_model.0.finalize(),
@@ -173,52 +174,76 @@ impl State {
         // A decimal number may be read back one bit off: what is compared was read back, both.
         let manifest: Manifest =
             serde_json::from_slice(&own).map_err(|error| failed(&file, error))?;
-        match fs::read(&file) {
-            Ok(bytes) => {
-                let found: Manifest =
-                    serde_json::from_slice(&bytes).map_err(|error| failed(&file, error))?;
-                let what = match () {
-                    () if found.format != manifest.format => "another version of this crate",
-                    () if found.preset != manifest.preset => "another preset",
-                    () if found.only != manifest.only => "other blocks",
-                    () if found.model != manifest.model => "other parameters of the model",
-                    () if found.batches != manifest.batches => "other calibration batches",
-                    () if found.operations != manifest.operations => {
-                        "other operations of the model, or other numbers in them"
-                    }
-                    () => {
-                        return Ok(Self {
-                            folder: folder.into(),
-                        });
-                    }
-                };
-                Err(failed(
-                    &file,
-                    format!(
-                        "this state is of {what}: choose another folder, or remove all of {}",
-                        folder.display()
-                    ),
-                ))
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                // Nothing says of which model and preset they are.
-                let entries = fs::read_dir(folder).map_err(|error| failed(folder, error))?;
-                let mut names = entries.flatten().map(|entry| entry.file_name());
-                if let Some(name) = names.find(|name| name.to_string_lossy().starts_with("block-"))
-                {
-                    return Err(failed(
-                        &folder.join(name),
-                        "this block is of a run whose manifest.json is gone: choose another folder, \
-                         or remove all of this one",
-                    ));
-                }
+        let found = match fs::read(&file) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(&file, error)),
+        };
+        let entries = fs::read_dir(folder).map_err(|error| failed(folder, error))?;
+        let mut names = entries.flatten().map(|entry| entry.file_name());
+        let block = names.find(|name| name.to_string_lossy().starts_with("block-"));
+        let state = Self {
+            folder: folder.into(),
+            noted: crc32fast::hash(&own),
+        };
+        let bytes = match (found, block) {
+            // Whatever run began here, it finished nothing.
+            (_, None) => {
                 FILES.write(&file, &own)?;
-                Ok(Self {
-                    folder: folder.into(),
-                })
+                return Ok(state);
             }
-            Err(error) => Err(failed(&file, error)),
+            // Nothing says of which model and preset it is.
+            (None, Some(name)) => {
+                return Err(failed(
+                    &folder.join(name),
+                    "this block is of a run whose manifest.json is gone: choose another folder, \
+                     or remove all of this one",
+                ));
+            }
+            (Some(bytes), Some(_)) => bytes,
+        };
+        let found: Manifest =
+            serde_json::from_slice(&bytes).map_err(|error| failed(&file, error))?;
+        let what = match () {
+            () if found.format != manifest.format => "another version of this crate",
+            () if found.preset != manifest.preset => "another preset",
+            () if found.only != manifest.only => "other blocks",
+            () if found.model != manifest.model => "other parameters of the model",
+            () if found.batches != manifest.batches => {
+                "other calibration batches, or of other blocks before it"
+            }
+            () if found.operations != manifest.operations => {
+                "other operations of the model, or other numbers in them"
+            }
+            () => return Ok(state),
+        };
+        Err(failed(
+            &file,
+            format!(
+                "this state is of {what}: choose another folder, or remove all of {}",
+                folder.display()
+            ),
+        ))
+    }
+
+    /// Takes note of what a block has become.
+    pub(crate) fn note(&mut self, done: &Finished) {
+        let mut checksum = crc32fast::Hasher::new_with_initial(self.noted);
+        let weights = done.weights.iter().map(|weight| &weight.values);
+        let vectors = done.vectors.iter().map(|(_, values)| values);
+        for part in weights
+            .chain(vectors)
+            .flat_map(|values| values.chunks(4096))
+        {
+            let bytes: Vec<u8> = part.iter().flat_map(|value| value.to_le_bytes()).collect();
+            checksum.update(&bytes);
         }
+        self.noted = checksum.finalize();
+    }
+
+    /// CRC-32 of what it is of, and of what its blocks have become.
+    pub(crate) fn checksum(self) -> u32 {
+        self.noted
     }
 
     fn file(&self, number: usize) -> PathBuf {

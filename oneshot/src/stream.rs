@@ -32,11 +32,14 @@ impl OneShot<'_> {
     /// Memory is that of a block and its XᵀX, and of what arrives at a block for all batches: once,
     /// and once more by the original blocks for [`Target::Original`](crate::Target::Original);
     /// [spilled](Self::spilling_to), of what a block makes of one batch. The result is that of
-    /// [`compress`](Self::compress) for the whole model with the same blocks.
+    /// [`compress`](Self::compress) for the whole model with the same blocks, where each block adds up its
+    /// residual stream itself. Of one that hands on a summand and a residual apart, as `(hidden, residual)`, the
+    /// sum is the next block's: with [`Target::Original`](crate::Target::Original) the layer in front of it then
+    /// makes nothing good of what earlier blocks changed. Let such a block add them up at its end.
     ///
     /// With a [state folder](Self::with_state) each block has a folder in it, and all are called for
     /// again after an interruption, since what they give is needed; finished ones are not solved
-    /// again.
+    /// again, on another machine either, whose sums end in other last bits.
     ///
     /// ```
     /// use burn::nn::{Linear, LinearConfig};

@@ -117,8 +117,10 @@ impl<O: Tensors> Work<'_, O> {
                 values: Vec::new(),
                 grid: None,
             };
-            let (mut objective, mut scale, mut ridge) = (0.0, 0.0, 0.0_f64);
-            let (mut dead, mut rows) = (0, 0);
+            // Objective and what it is a part of: of outputs, and of weights where nothing arrives.
+            let (mut of_outputs, mut of_weights) = ((0.0, 0.0), (0.0, 0.0));
+            let (mut dead, mut rows, mut unseen) = (0, 0, 0);
+            let mut ridge = 0.0_f64;
             for part in 0..product.groups {
                 let size = per_group * product.inputs;
                 let own = &dense[part * size..(part + 1) * size];
@@ -130,8 +132,13 @@ impl<O: Tensors> Work<'_, O> {
                     }
                     None => compress_blindly(own, product.inputs, self.preset, path)?,
                 };
-                objective += solved.objective;
-                scale += solved.scale;
+                let error = match solved.is_unseen {
+                    true => &mut of_weights,
+                    false => &mut of_outputs,
+                };
+                error.0 += solved.objective;
+                error.1 += solved.scale;
+                unseen += usize::from(solved.is_unseen);
                 dead = dead.max(solved.dead_inputs);
                 ridge = ridge.max(solved.ridge);
                 weight.values.extend(solved.values);
@@ -144,6 +151,18 @@ impl<O: Tensors> Work<'_, O> {
                     (grid, more) => *grid = more,
                 }
             }
+            if unseen > 0 {
+                tracing::warn!(
+                    path,
+                    groups = unseen,
+                    of = product.groups,
+                    "nothing but zeros arrives: no weight is removed, and codes are the nearest ones"
+                );
+            }
+            let (objective, scale): (f64, f64) = match unseen == product.groups {
+                true => of_weights,
+                false => of_outputs,
+            };
             self.done.layers.push(LayerReport {
                 path: path.into(),
                 rows,
@@ -154,6 +173,7 @@ impl<O: Tensors> Work<'_, O> {
                 weights: weight.values.len(),
                 bytes: weight.stored_bytes(),
                 unscaled: self.preset.scaling.is_some() && group.producer.is_none(),
+                unseen: unseen > 0,
             });
             self.done.weights.push(weight);
         }

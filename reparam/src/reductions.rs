@@ -69,6 +69,34 @@ pub fn sum_dim<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
     in_parts(x, dim, |x| x.sum_dim(dim))
 }
 
+/// The sums of rows, `[rows]`, in another order than [`sum_dim`] and by a few kernels however long they are.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_lean_reparam::reductions;
+///
+/// let x = Tensor::<2>::ones([2, 100_003], &Device::flex());
+/// let sums = reductions::row_sums(x).into_data();
+/// assert_eq!(sums.try_to_vec::<f32>().unwrap(), [100_003.0; 2]);
+/// ```
+pub fn row_sums(x: Tensor<2>) -> Tensor<1> {
+    let [rows, columns] = x.dims();
+    if columns <= 2 * AXIS {
+        return x.sum_dim(1).reshape([rows]);
+    }
+    let steps = columns / AXIS;
+    let in_steps = |x: Tensor<2>| {
+        let sums = x.reshape([rows * steps, AXIS]).sum_dim(1);
+        row_sums(sums.reshape([rows, steps]))
+    };
+    let whole = steps * AXIS;
+    if whole == columns {
+        return in_steps(x);
+    }
+    let rest = x.clone().slice([0..rows, whole..columns]);
+    in_steps(x.slice([0..rows, 0..whole])) + row_sums(rest)
+}
+
 /// The means along an axis, likewise.
 pub fn mean_dim<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
     let count = x.dims()[dim];
@@ -116,6 +144,20 @@ mod tests {
                 assert!(!any(x.clone().greater_elem(4.0)).into_scalar::<bool>());
                 assert_eq!(sum_dim(x.clone(), 1).into_scalar::<f32>(), 3.0);
                 assert_eq!(max_dim(x, 1).into_scalar::<f32>(), 3.0);
+            }
+        }
+    }
+
+    #[test]
+    fn each_row_has_the_sum_of_all_its_numbers() {
+        let device = Device::flex();
+        for count in [1, 2 * AXIS, 2 * AXIS + 1, 3 * AXIS, 5 * AXIS + 7] {
+            for at in [0, count / 2, count - 1] {
+                let number = Tensor::<2>::full([1, 1], 3.0, &device);
+                let x = Tensor::<2>::zeros([3, count], &device);
+                let x = x.slice_assign([1..2, at..at + 1], number);
+                let sums = row_sums(x).into_data();
+                assert_eq!(sums.try_to_vec::<f32>().unwrap(), [0.0, 3.0, 0.0]);
             }
         }
     }

@@ -37,13 +37,14 @@
 //! let autocast = Autocast::new(FloatDType::F16);
 //! let mut scaler = GradScalerConfig::for_dtype(FloatDType::F16).init()?;
 //! let mut optim = AdamWConfig::new().init();
-//! let mut losses = Vec::new();
+//! let mut losses = Vec::<f32>::new();
 //! for _ in 0..100 {
 //!     let batch = (x.clone(), y.clone());
 //!     let loss = autocast.run(&model, batch, Net::loss)?;
-//!     losses.push(loss.clone().into_scalar::<f32>());
 //!     let grads = GradientsParams::from_grads(scaler.scale(loss)?.backward(), &model);
 //!     model = scaler.step(&mut optim, 0.05, model, grads)?;
+//!     // Read with the step: reading the loss before `backward` would let a GPU run dry.
+//!     losses.extend(scaler.report().and_then(|report| report.loss));
 //! }
 //! assert!(losses[99] < 0.1 * losses[0], "{losses:?}");
 //! # Ok::<(), burn_lean::amp::AmpError>(())

@@ -126,7 +126,7 @@
 //! let pruned = prune(on_disk)?;
 //! assert!(pruned.stages[0].gradients.on_disk);
 //! assert_eq!(pruned.stages[0].gradients.bytes, 32 << 10);
-//! // The same 64 samples in the bytes of 16.
+//! // The same 64 samples in the bytes of 16, and those of one pass of them.
 //! let pruned = prune(FisherConfig::new(64).with_sketch(Some(SketchConfig::new(16))))?;
 //! assert_eq!(pruned.stages[0].gradients.bytes, 8 << 10);
 //! # Ok::<(), burn_lean::prune::PruneError>(())

@@ -497,6 +497,7 @@ fn zero_element_parameters_are_stepped_over() {
         grads.register::<1>(model.full.id, Tensor::ones([2], &target.device));
         assert_eq!(inspect_gradients(&model, &grads).unwrap().len(), 1);
         let unscaled = dynamic().unscale(&model, grads).unwrap();
+        assert!(!dynamic().found_inf(&model, &unscaled).unwrap());
         let full = unscaled.gradients().get::<1>(model.full.id).unwrap();
         assert_eq!(values(full), [1.0 / 65536.0; 2]);
     });

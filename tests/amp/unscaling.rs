@@ -3,7 +3,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_lean::amp::{AmpError, GradScaler, GradScalerConfig, LossScale};
+use burn_lean::amp::{AmpError, GradScaler, GradScalerConfig, LossScale, Speculative};
 
 use crate::model::Mlp;
 use crate::support::{each_device, values};
@@ -179,6 +179,88 @@ fn the_norm_is_that_of_the_divided_gradients() {
                     );
                 }
             }
+        }
+    });
+}
+
+/// What a kernel looks at in several parts, in one, and in several again.
+#[derive(Module, Debug)]
+struct Weights {
+    large: Param<Tensor<2>>,
+    small: Param<Tensor<1>>,
+    last: Param<Tensor<2>>,
+}
+
+#[test]
+fn of_several_gradients_the_one_that_is_not_finite_is_named() {
+    let sizes = [41 * 101, 7, 3 * 2049];
+    let names = ["large", "small", "last"];
+    each_device(|target| {
+        let device = target.device.clone().autodiff();
+        let model = Weights {
+            large: Param::from_tensor(Tensor::ones([41, 101], &device)),
+            small: Param::from_tensor(Tensor::ones([7], &device)),
+            last: Param::from_tensor(Tensor::ones([3, 2049], &device)),
+        };
+        let gradients = |broken: Option<(usize, usize)>| {
+            let mut all = sizes.map(gradient);
+            if let Some((which, at)) = broken {
+                all[which][at] = f32::INFINITY;
+            }
+            let [large, small, last] = all;
+            let mut grads = GradientsParams::new();
+            let large = tensor(&large, [41, 101], false, &target.device);
+            grads.register::<2>(model.large.id, large);
+            let small = Tensor::<1>::from_data(TensorData::new(small, [7]), &target.device);
+            grads.register::<1>(model.small.id, small);
+            let last = tensor(&last, [3, 2049], true, &target.device);
+            grads.register::<2>(model.last.id, last);
+            grads
+        };
+        for (scale, max_norm) in [
+            (1.0, None),
+            (1024.0, None),
+            (1.0, Some(1e3)),
+            (8.0, Some(1e3)),
+        ] {
+            for (which, (name, size)) in names.into_iter().zip(sizes).enumerate() {
+                for at in [0, size - 1] {
+                    let mut plain = scaler(scale, max_norm);
+                    let grads = gradients(Some((which, at)));
+                    let mut optim = SgdConfig::new().init();
+                    let _ = plain.step(&mut optim, 0.1, model.clone(), grads).unwrap();
+                    let optim = SgdConfig::new().init();
+                    let mut training =
+                        Speculative::new(model.clone(), optim, scaler(scale, max_norm));
+                    let broken = |_: &Weights, _: &mut GradScaler| Ok(gradients(Some((which, at))));
+                    training.step(0.1, broken).unwrap();
+                    training.settle().unwrap();
+                    for report in [plain.report(), training.report()] {
+                        let overflow = report.unwrap().overflow.as_ref().unwrap();
+                        let paths: Vec<_> = overflow.paths().collect();
+                        assert_eq!(paths, [name], "{} {scale} {max_norm:?}", target.name);
+                    }
+                }
+            }
+            // Gradients that are finite have the same norm on both ways, and give the same weights.
+            let mut plain = scaler(scale, max_norm);
+            let mut optim = SgdConfig::new().init();
+            let stepped = plain.step(&mut optim, 0.1, model.clone(), gradients(None));
+            let optim = SgdConfig::new().init();
+            let mut training = Speculative::new(model.clone(), optim, scaler(scale, max_norm));
+            training.step(0.1, |_, _| Ok(gradients(None))).unwrap();
+            training.settle().unwrap();
+            let [norm, other] = [plain.report(), training.report()]
+                .map(|report| report.unwrap().grad_norm.map(f32::to_bits));
+            assert_eq!((norm.is_some(), norm), (max_norm.is_some(), other));
+            let weights = |model: &Weights| {
+                [
+                    values(model.large.val()),
+                    values(model.small.val()),
+                    values(model.last.val()),
+                ]
+            };
+            assert_eq!(weights(&stepped.unwrap()), weights(training.model()));
         }
     });
 }

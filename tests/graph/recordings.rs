@@ -7,9 +7,9 @@ use std::sync::Arc;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{Bool, Device, Tensor};
-use burn_lean::graph::{AsRecorded, GraphError, Recordings};
+use burn_lean::graph::{AsRecorded, GraphError, Recordings, record};
 
-use crate::support::tensor;
+use crate::support::{devices, tensor, values};
 
 fn linear(device: &Device) -> Linear {
     LinearConfig::new(3, 3).init(device)
@@ -330,5 +330,68 @@ fn a_recording_that_still_holds_is_kept() {
         // another pool, whose gradients are compared in the step after.
         let expected = if verifies { 9 } else { 5 };
         assert_eq!(recorded.get(), expected, "verifies: {verifies}");
+    }
+}
+
+/// A result and the gradients of the model's weight, where it trains.
+fn of_step(model: &Linear, loss: Tensor<1>) -> Vec<f32> {
+    let mut found = values(loss.clone());
+    if loss.is_autodiff() {
+        let grads = loss.backward();
+        found.extend(values(model.weight.grad(&grads).unwrap()));
+    }
+    found
+}
+
+/// With a mask and numbers of its own, which stay on a device between the steps.
+fn with_constants(model: &Linear, x: Tensor<2>) -> Tensor<1> {
+    let device = x.device();
+    let factors = tensor::<2>(7, [2, 3], &device);
+    let mask = Tensor::<2, Bool>::from_data([[true, false, false], [false, true, false]], &device);
+    let y = model.forward(x) * factors.clone() + factors;
+    y.mask_fill(mask, 0.5).square().mean()
+}
+
+/// Devices that are equal to Burn, with and without autodiff, and devices that are not.
+#[test]
+fn a_kept_recording_gives_the_same_on_each_device_and_in_each_step() {
+    let mut places = Vec::new();
+    for target in devices() {
+        let trained = target.device.clone().autodiff();
+        places.push(trained.clone());
+        places.push(trained.gradient_checkpointing());
+        places.push(target.device);
+    }
+    let steps: Vec<(Linear, Tensor<2>)> = places
+        .iter()
+        .map(|device| (linear(device), tensor::<2>(1, [2, 3], device)))
+        .collect();
+    let expected: Vec<Vec<f32>> = steps
+        .iter()
+        .map(|(model, x)| {
+            let fresh = record(model, x, with_constants).unwrap();
+            of_step(model, fresh.execute(model, x, &AsRecorded).unwrap())
+        })
+        .collect();
+    let mut recordings = Recordings::default();
+    recordings.caches = true;
+    let place = Location::caller();
+    // One recording for all, which is executed here and there, and one for each.
+    let (model, x) = &steps[0];
+    let one = record(model, x, with_constants).unwrap();
+    for round in 0..6 {
+        for (((model, x), expected), device) in steps.iter().zip(&expected).zip(&places) {
+            let own = recordings.recording(model, x, with_constants, place, 0);
+            let own = own.unwrap();
+            for _ in 0..3 {
+                let loss = own.execute(model, x, &AsRecorded).unwrap();
+                assert_eq!(of_step(model, loss), *expected, "round {round}, {device:?}");
+            }
+            for _ in 0..3 {
+                let loss = one.execute(model, x, &AsRecorded).unwrap();
+                assert_eq!(loss.is_autodiff(), device.is_autodiff());
+                assert_eq!(of_step(model, loss), *expected, "round {round}, {device:?}");
+            }
+        }
     }
 }

@@ -3,8 +3,9 @@
 use std::fs;
 
 use burn::module::{Lora, Module, ModuleMapper, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::Tensor;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::tensor::{Int, Tensor};
 use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset, Report, load_compressed};
 use burn_lean::reparam::attach;
 
@@ -70,6 +71,67 @@ fn files_that_do_not_fit_are_refused_with_the_model() {
     fs::write(&file, &bytes).unwrap();
     let linear: burn::nn::Linear = burn::nn::LinearConfig::new(3, 2).init(&device);
     assert_says!(load_compressed(linear, &file).unwrap_err(), "weight");
+}
+
+/// A table, and a matrix that is compressed.
+#[derive(Module, Debug)]
+struct Tabled {
+    table: Embedding,
+    head: Linear,
+}
+
+#[test]
+fn as_many_numbers_in_another_shape_are_refused() {
+    let device = burn::tensor::Device::flex();
+    let (_folder, file) = scratch("model.safetensors");
+    let linear =
+        |from, to| -> Linear { LinearConfig::new(from, to).with_bias(false).init(&device) };
+    OneShot::new("w4a16-g8".parse().unwrap())
+        .compress(
+            linear(16, 8),
+            [tensor::<2>(5, [40, 16], &device)],
+            Linear::forward,
+        )
+        .unwrap()
+        .save(&file)
+        .unwrap();
+    load_compressed(linear(16, 8), &file).unwrap();
+    let error = load_compressed(linear(8, 16), &file).unwrap_err();
+    assert_says!(error, "`weight` of 8 outputs and 16 inputs");
+
+    let kernel = |from, to| -> Conv2d {
+        Conv2dConfig::new([from, to], [3, 3])
+            .with_bias(false)
+            .init(&device)
+    };
+    OneShot::new(Preset::w8a16())
+        .compress(
+            kernel(4, 8),
+            [tensor::<4>(5, [2, 4, 6, 6], &device)],
+            Conv2d::forward,
+        )
+        .unwrap()
+        .save(&file)
+        .unwrap();
+    load_compressed(kernel(4, 8), &file).unwrap();
+    let error = load_compressed(kernel(8, 4), &file).unwrap_err();
+    assert_says!(error, "8 outputs");
+
+    let tabled = |rows, width| Tabled {
+        table: EmbeddingConfig::new(rows, width).init(&device),
+        head: LinearConfig::new(4, 3).init(&device),
+    };
+    let indices = Tensor::<2, Int>::zeros([2, 3], &device);
+    OneShot::new(Preset::w8a16())
+        .compress(tabled(10, 4), [indices], |model, x| {
+            model.head.forward(model.table.forward(x))
+        })
+        .unwrap()
+        .save(&file)
+        .unwrap();
+    load_compressed(tabled(10, 4), &file).unwrap();
+    let error = load_compressed(tabled(4, 10), &file).unwrap_err();
+    assert_says!(error, "table.weight", "[10, 4]", "[4, 10]");
 }
 
 /// Whichever way a constant matrix is read, it gives the same numbers.

@@ -27,6 +27,7 @@ mod distilled;
 mod expected;
 mod file;
 mod folders;
+mod forward_passes;
 mod kv_cache;
 mod methods;
 mod prepared;
@@ -36,6 +37,7 @@ mod resume;
 mod rounded;
 mod scaling;
 mod streamed;
+mod unseen;
 mod zeros_with_codes;
 
 use burn::module::Module;

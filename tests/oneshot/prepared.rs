@@ -2,6 +2,9 @@
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::module::conv2d;
+use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_lean::deploy::{Arithmetic, Backend, EngineConfig, Execution, Export, Form};
 use burn_lean::oneshot::{
@@ -203,6 +206,40 @@ fn groups_that_cut_windows_stay_float_and_own_matrices_do_not() {
         let paths: Vec<&str> = quantized.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(paths, ["matrix"]);
         assert!(same(&prepared.model, &done.model));
+    });
+}
+
+/// With a kernel that belongs to no layer of Burn's.
+#[derive(Module, Debug)]
+struct Patches {
+    kernel: Param<Tensor<4>>,
+    head: Linear,
+}
+
+#[test]
+fn an_own_kernel_carries_its_codes_beside_layers() {
+    on_each(|device| {
+        let model = Patches {
+            kernel: Param::from_tensor(Tensor::zeros([6, 4, 2, 2], device)),
+            head: LinearConfig::new(6, 8).init(device),
+        };
+        let model = with_numbers(model, 5);
+        let forward = |model: &Patches, x: Tensor<4>| {
+            let options = ConvOptions::new([2, 2], [0, 0], [1, 1], 1);
+            let x = conv2d(x, model.kernel.val(), None, options);
+            let [batch, channels, height, width] = x.dims();
+            let x = x.reshape([batch, channels, height * width]);
+            model.head.forward(x.swap_dims(1, 2))
+        };
+        let x = Tensor::<4>::random([4, 4, 8, 8], Distribution::Normal(0.0, 1.0), device);
+        let done = OneShot::new(Preset::w8a16()).compress(model, [x.clone()], forward);
+        let done = done.unwrap();
+        assert_eq!(done.weights.len(), 2);
+        let prepared = done.clone().prepare(None).unwrap();
+        assert_eq!(prepared.left_float, []);
+        assert_eq!(quantized_weights(&prepared.model).unwrap().len(), 2);
+        let same = values(forward(&prepared.model, x.clone())) == values(forward(&done.model, x));
+        assert!(same);
     });
 }
 

@@ -128,6 +128,29 @@ fn a_state_of_something_else_is_refused() {
     assert_says!(error, "manifest.json is gone");
 }
 
+#[test]
+fn a_run_that_finished_nothing_does_not_refuse_the_next_one() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let preset = Preset::w4a16().with_group(8);
+    // Fewer tokens than the widest layer has inputs.
+    let short = tokens(&device).remove(0).slice([0..1]);
+    let refused = OneShot::new(preset.clone())
+        .with_state(folder.path())
+        .compress(small_llama(&device), [short], |model, x| model.forward(x));
+    assert_matches!(
+        *refused.unwrap_err().error(),
+        OneShotError::TooFewRows { .. }
+    );
+    compress(&preset, Some(folder.path())).unwrap();
+    // Ended in its first block.
+    for number in 0..2 {
+        fs::remove_file(folder.path().join(format!("block-{number:04}.safetensors"))).unwrap();
+    }
+    let other = compress(&Preset::w4a16().with_group(16), Some(folder.path())).unwrap();
+    assert!(other.report.blocks.iter().all(|one| !one.resumed));
+}
+
 /// All of them have the same parameters.
 #[test]
 fn a_state_of_a_model_with_other_rotations_norms_or_heads_is_refused() {

@@ -156,10 +156,10 @@ fn layers(
     preset: &Preset,
     state: Option<&Path>,
     before_end: usize,
+    device: &Device,
 ) -> Result<(Vec<Vec<f32>>, Vec<bool>), Ended> {
-    let device = Device::flex();
     let load = |number: usize| {
-        let linear = LinearConfig::new(8, 8).init(&device);
+        let linear = LinearConfig::new(8, 8).init(device);
         let layer = with_numbers(Layer { linear }, number as u64);
         Ok((format!("layers.{number}"), layer))
     };
@@ -168,7 +168,7 @@ fn layers(
         oneshot = oneshot.with_state(folder);
     }
     let mut found = Vec::new();
-    let x = tensor::<2>(9, [32, 8], &device);
+    let x = tensor::<2>(9, [32, 8], device);
     let done = oneshot.compress_blocks(
         [x],
         (0..3).map(load),
@@ -189,11 +189,50 @@ fn layers(
 fn after_an_interruption_finished_blocks_are_not_solved_again() {
     let folder = tempfile::tempdir().unwrap();
     let preset = Preset::w4a16().with_group(4);
-    let (whole, _) = layers(&preset, None, 3).unwrap();
-    assert_eq!(layers(&preset, Some(folder.path()), 1), Err(Ended::Killed));
-    let (found, resumed) = layers(&preset, Some(folder.path()), 3).unwrap();
+    let device = Device::flex();
+    let (whole, _) = layers(&preset, None, 3, &device).unwrap();
+    let ended = layers(&preset, Some(folder.path()), 1, &device);
+    assert_eq!(ended, Err(Ended::Killed));
+    let (found, resumed) = layers(&preset, Some(folder.path()), 3, &device).unwrap();
     assert_eq!(found, whole);
     assert_eq!(resumed, [true, true, false]);
+}
+
+/// Sums of another machine end in other last bits.
+#[test]
+fn another_device_goes_on_with_finished_blocks() {
+    let preset = Preset::w4a16().with_group(4);
+    on_each(|device| {
+        let folder = tempfile::tempdir().unwrap();
+        let ended = layers(&preset, Some(folder.path()), 1, &Device::flex());
+        assert_eq!(ended, Err(Ended::Killed));
+        let (_, resumed) = layers(&preset, Some(folder.path()), 3, device).unwrap();
+        assert_eq!(resumed, [true, true, false]);
+    });
+}
+
+#[test]
+fn a_forward_pass_that_cannot_be_followed_is_named_with_its_block() {
+    let device = Device::flex();
+    let done = OneShot::new(Preset::w8a16()).compress_blocks(
+        [tensor::<2>(9, [32, 8], &device)],
+        (0..1).map(|_| -> Result<_, OneShotError> {
+            Ok(("layers.0".into(), LinearConfig::new(8, 8).init(&device)))
+        }),
+        |layer: &Linear, x: Tensor<2>| {
+            let y = layer.forward(x);
+            // A number that a recording has not.
+            let first = y.clone().max().into_scalar::<f32>();
+            y * first
+        },
+        |_, _| Ok(()),
+    );
+    let error = done.map(|_| ()).unwrap_err();
+    assert!(
+        matches!(&error, OneShotError::Block { path, .. } if path == "layers.0"),
+        "{error}"
+    );
+    assert_says!(error, "in block `layers.0`");
 }
 
 #[test]

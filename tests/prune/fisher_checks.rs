@@ -4,7 +4,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::prune::{Fisher, FisherConfig, PruneError, Selection, fisher::GradientMethod};
 
-use crate::support::{on_each, tensor, with_numbers};
+use crate::support::{numbers, on_each, tensor, with_numbers};
 
 /// Sequences `[batch, length, 3]`, and 1 for each token that counts `[batch, length]`.
 type Sequences = (Tensor<3>, Tensor<2>);
@@ -112,4 +112,44 @@ fn a_plain_row_that_is_no_number_does_not_agree_with_one_that_is() {
     let collected = FisherConfig::new(4).collect(&linear, &selection, loss, [batch]);
     let error = collected.map(|fisher| fisher.report).unwrap_err();
     assert_matches!(error, PruneError::NonFiniteGradient { .. });
+}
+
+/// Rows of more columns than a device may add up in one go, and no multiple of that: one number in them is none.
+#[test]
+fn a_number_that_is_none_is_found_wherever_it_is_in_a_long_row() {
+    const WIDTH: usize = 3 * 32_768 + 397;
+    on_each(|device| {
+        let linear = LinearConfig::new(WIDTH, 1).with_bias(false).init(device);
+        let selection = Selection::of(&linear, None).unwrap();
+        // The gradient of a row is its example.
+        let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).mean();
+        let collect = |changed: &dyn Fn(&mut [f32]), method| {
+            let mut x = numbers(1, 3 * WIDTH);
+            changed(&mut x);
+            let x = Tensor::<2>::from_data(TensorData::new(x, [3, WIDTH]), device);
+            let config = FisherConfig::new(3).with_method(method);
+            config.collect(&linear, &selection, loss, [x])
+        };
+        for method in [GradientMethod::Batched, GradientMethod::Plain] {
+            for (row, column, number) in [
+                (0, 0, f32::NAN),
+                (1, 70_000, f32::INFINITY),
+                (1, 3 * 32_768, f32::NAN),
+                (2, WIDTH - 1, f32::NEG_INFINITY),
+            ] {
+                let found = collect(&|x| x[row * WIDTH + column] = number, method);
+                match found.map(|fisher| fisher.report) {
+                    Err(PruneError::NonFiniteGradient { sample, index, .. }) => {
+                        assert_eq!((sample, index), (row, column), "{method:?}");
+                    }
+                    other => panic!("{method:?}, {number} in {row}, {column}: {other:?}"),
+                }
+            }
+            // The sum of a row overflows, none of its numbers does.
+            let large = |x: &mut [f32]| x[WIDTH..2 * WIDTH].fill(1e37);
+            let fisher = collect(&large, method).unwrap();
+            let row = fisher.gradients.row(1).unwrap();
+            assert!(row.iter().all(|x| (x - 1e37).abs() < 1e31), "{method:?}");
+        }
+    });
 }

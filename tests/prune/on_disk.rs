@@ -114,9 +114,16 @@ fn every_method_solves_the_same_problem_from_disk() {
         let shards = problems
             .each_ref()
             .map(|problem| problem.gradients().clone());
+        // 24 rows of 60 are beyond the bound of the matrix in a file; where none is, there is no bound.
         let joined = GradientMatrix::concat(&shards).unwrap();
-        assert!(!joined.is_on_disk());
+        assert!(joined.is_on_disk());
         assert_eq!(joined.row(1).unwrap(), joined.row(13).unwrap());
+        let [_, in_memory] = &shards;
+        for row in 0..12 {
+            assert_eq!(joined.row(row).unwrap(), in_memory.row(row).unwrap());
+        }
+        let alone = shards.map(|shard| GradientMatrix::concat(&[shard]).unwrap());
+        assert_eq!(alone.map(|one| one.is_on_disk()), [true, false]);
     });
 }
 
@@ -232,17 +239,21 @@ fn a_bound_below_one_column_is_refused() {
 }
 
 #[test]
-fn stages_go_on_with_another_folder() {
+fn stages_go_on_with_another_folder_and_another_memory_bound() {
     let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let device = Device::flex();
-    let run = |on_disk: Option<std::path::PathBuf>| {
+    let run = |on_disk: Option<std::path::PathBuf>, bound| {
         let mut config = config(0.75).with_state(Some(state.path().into()));
         config.fisher.on_disk = on_disk;
+        config.fisher.memory_bound = bound;
         prune(&config, &device).unwrap()
     };
-    let before = run(None);
-    let after = run(Some(folder.path().into()));
-    assert_eq!(weights(&before), weights(&after));
+    let before = run(None, 8 << 30);
+    // 16 rows of 40 numbers are beyond the last one.
+    for bound in [8 << 30, 16 * 4 * 10] {
+        let after = run(Some(folder.path().into()), bound);
+        assert_eq!(weights(&before), weights(&after));
+    }
 }
 
 /// All candidates, tuned: walks of the dense network beside the pruned one, and of the pruned one alone.

@@ -353,7 +353,9 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
             .with_schedule(SparsitySchedule::Linear { base: 0.2 });
         config.solver.budget = budget.clone();
         let mut kept: Vec<Vec<usize>> = Vec::new();
-        let look = |model, masks: &Masks, _: &StageReport| {
+        let mut targets = Vec::new();
+        let look = |model, masks: &Masks, report: &StageReport| {
+            targets.push(report.target);
             kept.push(
                 masks
                     .parameters()
@@ -367,6 +369,14 @@ fn patterns_and_budgets_reach_the_solver_in_every_stage() {
         let pruned = config.prune_with(net(&device), loss, loader, look);
         pruned.unwrap();
         let totals: Vec<usize> = kept.iter().map(|kept| kept.iter().sum()).collect();
+        // Of all 40 weights; those of the named layer are 30.
+        let expected = match budget {
+            Budget::PerLayerTargets(_) => [0.2, 0.55, 0.9].map(|target| target * 30.0 / 40.0),
+            _ => [0.2, 0.5, 0.8],
+        };
+        for (found, expected) in targets.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-12, "{budget:?}: {targets:?}");
+        }
         match budget {
             // ⌊0.8 · 30⌋, ⌊0.5 · 30⌋, ⌊0.2 · 30⌋ in F64, and the same of 10.
             Budget::PerLayer(_) => assert_eq!(kept, [[24, 8], [15, 5], [5, 1]]),

@@ -76,6 +76,19 @@ fn a_stage_with_masks_attached_is_not_kept_and_one_with_masks_folded_in_is() {
     });
 }
 
+/// Masks of many weights are lists of many numbers: no line for each of them.
+#[test]
+fn a_stage_is_kept_without_blanks_between_its_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    prune(&kept(&folder), &Device::flex()).unwrap();
+    let stage = std::fs::read_to_string(folder.path().join("stage-1/stage.json")).unwrap();
+    assert!(
+        stage.contains("\"masks\":[{\"path\":\"first.weight\""),
+        "{stage}"
+    );
+    assert!(!stage.contains('\n'));
+}
+
 /// Numbers like 0.1 + 0.2 take 17 digits, which a reader may round to the number next to it.
 #[test]
 fn a_config_with_many_digits_is_the_same_after_reading_it() {

@@ -1,5 +1,7 @@
 //! Groups with dead members, and bounds on operations.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, GradientMatrix, Groups, LayerKind, Layout, Method, Problem,
@@ -222,6 +224,62 @@ fn exchanges_that_are_not_allowed_do_not_end_the_search() {
         assert_eq!(solution.support.last(), Some(&601));
         assert_eq!(solution.support.len(), 301);
     }
+    // Nor do weights of a layer that keeps all of them stand in the way of the others.
+    let few = ChitaConfig::new().with_stages(0).with_max_splices(0);
+    let targets = BTreeMap::from([("second.weight".to_string(), 0.5)]);
+    let config = SolverConfig::new(Budget::PerLayerTargets(targets))
+        .with_method(Method::Chita(few.with_max_exchanges(Some(4))))
+        .with_dead_columns(Some(DeadColumns::Priced));
+    let solution = solve(&problem, &config).unwrap();
+    assert_eq!(solution.support.last(), Some(&601));
+    assert_eq!(solution.support.len(), 601);
+}
+
+/// Blocks are regressions of their own: a layer that stays dense changes nothing in another one.
+#[test]
+fn a_layer_that_stays_dense_changes_nothing_in_one_that_is_pruned() {
+    let search = ChitaConfig::new().with_max_exchanges(Some(0));
+    let methods = [
+        (Method::WoodFisher { block_size: 20 }, None),
+        (Method::Chita(search), Some(20)),
+    ];
+    let mut others = 0;
+    for seed in 0..5 {
+        let plain = Plain::random(500 + seed, 12, 200);
+        let alone = Plain {
+            gradients: plain.gradients.iter().map(|g| g[..20].to_vec()).collect(),
+            dense: plain.dense[..20].to_vec(),
+            ..plain.clone()
+        };
+        let mut layout = Layout::new();
+        layout.push("a.weight", [5, 4], LayerKind::Linear, 2.0);
+        let alone = alone.problem_with(layout.clone(), &Device::flex());
+        layout.push("b.weight", [18, 10], LayerKind::Linear, 2.0);
+        let beside = plain.problem_with(layout, &Device::flex());
+        let targets = [("a.weight".to_string(), 0.75)];
+        for (method, block_size) in &methods {
+            let found = |problem: &Problem, budget| {
+                let config = SolverConfig::new(budget)
+                    .with_method(method.clone())
+                    .with_block_size(*block_size);
+                solve(problem, &config).unwrap().support
+            };
+            let budget = Budget::PerLayerTargets(BTreeMap::from(targets.clone()));
+            let mut both = found(&beside, budget);
+            assert_eq!(both.len(), 185);
+            both.retain(|index| *index < 20);
+            let expected = found(&alone, Budget::Sparsity(0.75));
+            assert_eq!(both, expected, "{method:?}, seed {seed}");
+            let magnitude =
+                SolverConfig::new(Budget::Sparsity(0.75)).with_method(Method::Magnitude);
+            let magnitude = solve(&alone, &magnitude).unwrap().support;
+            others += usize::from(expected != magnitude);
+        }
+    }
+    assert!(
+        others >= 5,
+        "other weights than the largest in {others} of 10"
+    );
 }
 
 /// A removal that F32 products cannot take back leaves no positive pivot at a small ridge.

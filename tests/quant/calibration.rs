@@ -1,14 +1,15 @@
 //! What a calibration runs, and what it leaves as it was, in a model that is being trained.
 
-use burn::module::Module;
+use burn::module::{Module, Param};
+use burn::nn::conv::{ConvTranspose1d, ConvTranspose1dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::quant::{
-    FakeQuantizeConfig, ForwardQ, Learned, MixedPrecisionConfig, NumberFormat, ObserverConfig,
-    PtqConfig, QatConfig, Scheme, WeightConfig, calibrate, quantizers,
+    FakeQuantizeConfig, ForwardQ, Learned, Mapping, MixedPrecisionConfig, NumberFormat,
+    ObserverConfig, PtqConfig, QatConfig, Scheme, WeightConfig, calibrate, quantizers,
 };
 
-use crate::support::{each_device, on_tracked, parameters, tensor, values, with_numbers};
+use crate::support::{each_device, numbers, on_tracked, parameters, tensor, values, with_numbers};
 
 /// A model that computes something else in training.
 #[derive(Module, Debug)]
@@ -56,7 +57,7 @@ fn statistics(net: &Net) -> [Vec<f32>; 2] {
 }
 
 /// Path, lowest and highest value of each quantizer that keeps a range.
-fn ranges(net: &Net) -> Vec<(String, Vec<f32>, Vec<f32>)> {
+fn ranges<M: Module>(net: &M) -> Vec<(String, Vec<f32>, Vec<f32>)> {
     let kept = quantizers(net).into_iter().filter_map(|located| {
         let range = located.quantizer.range().ok()?;
         Some((located.path, values(range.min), values(range.max)))
@@ -213,5 +214,85 @@ fn an_allocation_runs_the_model_as_in_inference() {
         assert_eq!(ranges(&allocation.model), ranges(&expected.unwrap()));
         assert_eq!(statistics(&allocation.model), before);
         assert_eq!(statistics(&float), before);
+    });
+}
+
+/// A layer that is rounded to nearest whatever its bits, and one that is rounded by its inputs.
+#[derive(Module, Debug)]
+struct Upsampled {
+    up: ConvTranspose1d,
+    head: Linear,
+}
+
+impl Upsampled {
+    fn new(device: &Device) -> Self {
+        let model = Self {
+            up: ConvTranspose1dConfig::new([4, 6], 3).init(device),
+            head: LinearConfig::new(6, 5).init(device),
+        };
+        let mut model = with_numbers(model, 3);
+        // Of few large weights, so that a share of the range is better than the whole.
+        let weights: Vec<f32> = numbers(5, 4 * 6 * 3).iter().map(|x| x.powi(5)).collect();
+        let weights = TensorData::new(weights, [4, 6, 3]);
+        model.up.weight = Param::from_tensor(Tensor::from_data(weights, device));
+        model
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = self.up.forward_q(x).swap_dims(1, 2);
+        self.head.forward_q(x)
+    }
+
+    fn weights(&self) -> [Vec<f32>; 2] {
+        [values(self.up.weight.val()), values(self.head.weight.val())]
+    }
+}
+
+#[test]
+fn what_post_training_quantization_chose_stays_in_training_and_of_weights_in_a_calibration() {
+    each_device(|target| {
+        let training = target.device.clone().autodiff();
+        let x = tensor::<3>(6, [8, 4, 7], &target.device);
+        for (format, mapping) in [
+            (NumberFormat::int(4).narrow(), Mapping::Symmetric),
+            (NumberFormat::uint(4), Mapping::Affine),
+        ] {
+            for learned in [Learned::None, Learned::Lsq] {
+                let weight = WeightConfig::new()
+                    .with_format(format)
+                    .with_mapping(mapping)
+                    .with_learned(learned);
+                let quantize = QatConfig::new().with_weight(weight);
+                let config = PtqConfig::new()
+                    .with_quantize(quantize)
+                    .with_progress(false);
+                let forward = |model: &Upsampled, x: Tensor<3>| drop(model.forward(x));
+                let (model, report) = config
+                    .quantize(Upsampled::new(&training), || [x.clone()], forward)
+                    .unwrap();
+                assert_eq!(report.rounding.weights[0].path, "head.weight");
+                let chosen = ranges(&model);
+                assert_eq!(chosen.len(), 4);
+                let inference = model.valid().weights();
+
+                // Of values that are three times as large.
+                let wide = x.clone() * 3.0;
+                forward(&model, wide.clone());
+                assert_eq!(ranges(&model), chosen);
+                assert_eq!(model.weights(), inference);
+                assert_eq!(values(model.head.weight.base()), inference[1]);
+                let prepared = config.qat_config().prepare(Upsampled::new(&training));
+                let loaded = prepared.unwrap().load_record(model.clone().into_record());
+                forward(&loaded, wide.clone());
+                assert_eq!(ranges(&loaded), chosen);
+
+                // Learned scales start anew, activations have the new range.
+                if learned == Learned::None {
+                    let again = calibrate(model, |model| forward(model, wide.clone())).unwrap();
+                    assert_eq!(again.weights(), inference);
+                    assert_ne!(ranges(&again), chosen);
+                }
+            }
+        }
     });
 }

@@ -14,13 +14,13 @@ use burn::nn::transformer::{
     TransformerEncoderConfig,
 };
 use burn::nn::{
-    BiLstmConfig, BiRnn, BiRnnConfig, EmbeddingConfig, LinearConfig, LstmConfig, LstmState, Rnn,
-    RnnConfig, RnnState,
+    BiLstmConfig, BiRnn, BiRnnConfig, EmbeddingConfig, LinearConfig, Lstm, LstmConfig, LstmState,
+    Rnn, RnnConfig, RnnState,
 };
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_lean::quant::{
     ConvertConfig, FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, Override, QatConfig,
-    QuantParams, Scheme, Site, advance, calibrate, fake_quantize,
+    QuantParams, QuantizedForward, Scheme, Site, advance, calibrate, fake_quantize,
     module::map_quantizers,
     qat::{MhaInput, TransformerDecoderInput, TransformerEncoderInput},
     quantizers,
@@ -391,6 +391,32 @@ fn recurrent_layers_in_all_their_variants() {
                 |layer| values(layer.forward_q((x.clone(), hidden()))),
             );
         }
+    });
+}
+
+/// A step does not know of later ones, as in a recorded forward pass.
+#[test]
+fn each_step_of_a_recurrent_layer_has_a_range_of_the_values_at_hand() {
+    on_each(|device| {
+        let magnitudes = [1.0, 3.0, 10.0, 30.0, 100.0, 1e3];
+        let magnitudes = Tensor::<1>::from_floats(magnitudes, device).reshape([1, 6, 1]);
+        let x = tensor::<3>(5, [2, 6, 4], device) * magnitudes;
+        let activation = FakeQuantizeConfig::new(Scheme::symmetric(NumberFormat::int8()))
+            .with_observer(ObserverConfig::Memoryless);
+        let config = QatConfig::new().with_activation(Some(activation));
+        let lstm = with_numbers(LstmConfig::new(4, 5, true).init(device), 1);
+        let lstm: Lstm = config.prepare(lstm).unwrap();
+        let found = lstm.forward_q((x.clone(), None)).0;
+        // The state may lie between two codes of the next step: one of 1/127 and less, of which little is left
+        // behind weights and gates.
+        let first = lstm.forward_q((x.clone().narrow(1, 0, 2), None)).0;
+        let beginning = values(found.clone().narrow(1, 0, 2));
+        assert_near!(values(first).iter(), &beginning, 0.01);
+        let recorded = QuantizedForward::new()
+            .run(&lstm, x, |lstm, x| lstm.forward(x, None).0)
+            .unwrap();
+        let recorded = values(recorded);
+        assert_near!(values(found).iter(), &recorded, 0.01);
     });
 }
 

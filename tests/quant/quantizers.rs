@@ -11,7 +11,7 @@ use burn_lean::quant::{
     module::{InputStatistics, Phase},
     qat::{merge_observers, set_schedule},
     quantizers,
-    range::{Histogram, entropy},
+    range::{Histogram, entropy, mse},
 };
 
 use crate::support::{each_device, on_tracked, tensor, values};
@@ -187,6 +187,37 @@ fn histograms_clip_what_the_method_says() {
         assert_eq!(highest(RangeMethod::Entropy), 100.0);
         assert!(highest(RangeMethod::Search) > 90.0);
     });
+}
+
+/// 2048 bins over 4200: half of the values are in the first, nearly all others in the second.
+#[test]
+fn a_late_outlier_clips_no_more_than_the_percentage_says() {
+    let mut numbers: Vec<f32> = (0..20_000).map(|index| index as f32 / 5000.0).collect();
+    numbers.push(4200.0);
+    let config = uint8().with_observer(ObserverConfig::histogram(RangeMethod::percentile()));
+    let device = Device::flex();
+    let quantizer = calibrate(config.init(&device).unwrap(), |quantizer| {
+        quantizer.forward(batch(&numbers[..10_000], &device));
+        quantizer.forward(batch(&numbers[10_000..], &device));
+    });
+    let (_, highest) = range(&quantizer.unwrap());
+    let clipped = numbers.iter().filter(|x| **x > highest).count();
+    assert!(clipped <= 2 && highest < 5.0, "{clipped} beyond {highest}");
+}
+
+#[test]
+fn the_least_squared_error_of_many_bins_is_that_of_few() {
+    let bins = 1 << 16;
+    let mut counts = vec![0.0; bins];
+    let filled = counts.iter_mut().step_by(512).zip((0..128_i32).rev());
+    filled.for_each(|(count, many)| *count = f64::from(many * many));
+    let few: Vec<f64> = counts.chunks(32).map(|bins| bins.iter().sum()).collect();
+    let least = |counts| {
+        let histogram = Histogram::from_counts(0.0, 1.0, counts);
+        mse(&histogram, NumberFormat::int(4), 7.0, 0)
+    };
+    let (found, expected) = (least(counts), least(few));
+    assert!((found - expected).abs() < 0.01, "{found} {expected}");
 }
 
 #[test]

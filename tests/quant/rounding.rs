@@ -6,8 +6,9 @@ use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig1d, PaddingC
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    ConvertConfig, ForwardQ, GptqConfig, Learned, PtqConfig, PtqMode, QatConfig, QuantError,
-    Rounding, RoundingConfig, Unsupported, WeightConfig, WeightQuantizer,
+    ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, NumberFormat, ObserverConfig, PtqConfig,
+    PtqMode, QatConfig, QuantError, Rounding, RoundingConfig, Unsupported, WeightConfig,
+    WeightQuantizer,
     module::{InputStatistics, LayerInputs, patches, patches_1d},
     quantized_weights,
     rounding::{AdaRoundConfig, RoundedWeight, WeightGrid, adaround, gptq},
@@ -314,6 +315,26 @@ fn training_with_learned_scales_goes_on_from_the_rounded_weights() {
             assert!(quantizers.weight.is_learning());
         }
     });
+}
+
+#[test]
+fn a_weight_that_is_observed_keeps_the_grid_that_it_was_rounded_to() {
+    let device = Device::flex();
+    let x = correlated(7, 64, 8, &device);
+    let weight = WeightConfig::new()
+        .with_format(NumberFormat::uint(4))
+        .with_mapping(Mapping::Affine)
+        .with_observer(ObserverConfig::MinMax);
+    let config = QatConfig::new().with_weight(weight).with_activation(None);
+    let layer = LinearConfig::new(8, 3).init(&device.clone().autodiff());
+    let layer: Linear = config.prepare(with_numbers(layer, 4)).unwrap();
+    drop(layer.forward_q(x.clone()));
+    let inputs = LayerInputs::collect(&layer, |layer| drop(layer.forward_q(x.clone())));
+    let (rounded, _) = RoundingConfig::new()
+        .apply(layer, &inputs.unwrap())
+        .unwrap();
+    // Both look at the weight in training; the ends of the grid are off those of the range.
+    assert_eq!(values(rounded.weight.val()), values(rounded.weight.base()));
 }
 
 #[test]

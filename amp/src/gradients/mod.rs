@@ -5,15 +5,17 @@ mod norm;
 mod one_pass;
 mod overflow;
 mod reads;
+mod seen;
 mod unscale;
 mod unscaled;
 mod walk;
 
 pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub(crate) use norm::check_max_norm;
-pub(crate) use one_pass::Look;
+pub(crate) use one_pass::{Look, finite};
 pub(crate) use overflow::{OverflowingParameter, describe_overflow, overflowing};
 pub(crate) use reads::{Reads, read};
+pub(crate) use seen::Place;
 pub(crate) use unscale::{InverseScale, unscale};
 pub use unscaled::Unscaled;
 pub(crate) use unscaled::{check_loss, reported};

@@ -7,6 +7,8 @@ use burn_lean_graph::in_host_memory;
 use burn_lean_reparam::FloatVisitor;
 
 use super::one_pass::Look;
+use super::seen::Seen;
+use super::unscale::{Inverse, InverseScale};
 use super::walk::{same_device, visit_once};
 use crate::AmpError;
 
@@ -54,10 +56,12 @@ impl Factor {
 pub(super) fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Option<Tensor<1>> {
     let mut squares = Squares {
         grads,
-        found: Vec::new(),
+        seen: Seen::new(model, grads, Look::Squares),
+        inverse: Inverse::new(InverseScale::Number(1.0)),
     };
     visit_once(model, &mut squares);
-    norm(squares.found)
+    let (_, found) = squares.seen.found();
+    norm(found)
 }
 
 /// The root of the sum of these numbers, on the device of the first; `None` without any.
@@ -67,20 +71,23 @@ pub(super) fn norm(squares: Vec<Tensor<1>>) -> Option<Tensor<1>> {
         .into_iter()
         .map(|square| same_device(square, &device))
         .collect();
-    Some(Tensor::cat(squares, 0).sum().sqrt())
+    let squares = match <[Tensor<1>; 1]>::try_from(squares) {
+        Ok([squares]) => squares,
+        Err(squares) => Tensor::cat(squares, 0),
+    };
+    Some(squares.sum().sqrt())
 }
 
 struct Squares<'a> {
     grads: &'a GradientsParams,
-    found: Vec<Tensor<1>>,
+    seen: Seen,
+    inverse: Inverse,
 }
 
 impl FloatVisitor for Squares<'_> {
     fn visit<const D: usize>(&mut self, _path: &str, param: &Param<Tensor<D>>) {
-        if let Some(grad) = self.grads.get::<D>(param.id)
-            && grad.shape().num_elements() > 0
-        {
-            self.found.push(Look::Squares.at(grad));
+        if let Some(grad) = self.grads.get::<D>(param.id) {
+            let _ = self.seen.look(grad, &mut self.inverse);
         }
     }
 }

@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use burn_lean_reparam::{FloatVisitor, reductions};
 
-use super::one_pass::Look;
+use super::one_pass::finite;
 use super::reads::Reads;
 use super::walk::visit_once;
 use crate::AmpError;
@@ -62,7 +62,7 @@ impl FloatVisitor for Flags<'_> {
             && let Some(grad) = self.grads.get::<D>(param.id)
         {
             self.found.push(path.to_string());
-            self.reads.register(Look::Finite.at(grad));
+            self.reads.register(finite(grad));
         }
     }
 }

@@ -2,10 +2,13 @@
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Tensor};
+#[cfg(feature = "cube")]
+use burn::tensor::Device;
+use burn::tensor::{DType, Tensor};
 use burn_lean_reparam::FloatVisitor;
 
-use super::one_pass::{Look, one_pass};
+use super::one_pass::Look;
+use super::seen::{Numbers, Seen};
 use super::unscaled::Unscaled;
 #[cfg(feature = "train")]
 use super::walk::same_device;
@@ -22,22 +25,55 @@ pub(crate) enum InverseScale {
     Tensor(Tensor<1>),
 }
 
-impl InverseScale {
-    fn apply<const D: usize>(&self, grad: Tensor<D>) -> Tensor<D> {
-        match self {
-            Self::Number(1.0) => grad,
-            Self::Number(inverse) => grad.mul_scalar(*inverse),
+/// The same for gradients on any device.
+pub(super) struct Inverse {
+    scale: InverseScale,
+    /// On the device of the last gradient.
+    #[cfg(feature = "cube")]
+    uploaded: Option<Tensor<1>>,
+}
+
+impl Inverse {
+    pub(super) fn new(scale: InverseScale) -> Self {
+        Self {
+            scale,
+            #[cfg(feature = "cube")]
+            uploaded: None,
+        }
+    }
+
+    pub(super) fn apply<const D: usize>(&self, grad: Tensor<D>) -> Tensor<D> {
+        match &self.scale {
+            InverseScale::Number(1.0) => grad,
+            InverseScale::Number(inverse) => grad.mul_scalar(*inverse),
             #[cfg(feature = "train")]
-            Self::Tensor(inverse) => {
+            InverseScale::Tensor(inverse) => {
                 let inverse = same_device(inverse.clone(), &grad.device()).cast(grad.dtype());
                 grad * inverse.reshape([1; D])
             }
         }
     }
+
+    /// The inverse scale on `device`; `None` for 1.
+    #[cfg(feature = "cube")]
+    pub(super) fn factor(&mut self, device: &Device) -> Option<Tensor<1>> {
+        if let InverseScale::Number(1.0) = self.scale {
+            return None;
+        }
+        let known = self.uploaded.take();
+        let factor = known.filter(|factor| factor.device() == *device);
+        let factor = factor.unwrap_or_else(|| match &self.scale {
+            InverseScale::Number(inverse) => Tensor::from_data([*inverse], (device, DType::F32)),
+            #[cfg(feature = "train")]
+            InverseScale::Tensor(inverse) => same_device(inverse.clone(), device),
+        });
+        self.uploaded = Some(factor.clone());
+        Some(factor)
+    }
 }
 
 /// Multiplies every gradient by the inverse scale and looks at it on the way: whether it is finite, or for its
-/// sum of squares, which is finite only if the gradient is. Nothing is looked for without a `look`.
+/// sum of squares, which is finite only if the gradient is, or both. Nothing is looked for without a `look`.
 ///
 /// Infinities are looked for *before* the multiplication, as PyTorch does, so that a scale below
 /// 1 cannot make one up. A sum of squares is that of the product; one that is not finite is looked
@@ -71,17 +107,18 @@ fn walk<M: Module>(
     inverse_scale: InverseScale,
     look: Option<Look>,
 ) -> Result<Unscaled, AmpError> {
+    let seen = look.map(|look| Seen::new(model, scaled.as_ref().unwrap_or(&grads), look));
     let mut visitor = Unscale {
         scaled,
-        inverse_scale,
-        uploaded: None,
-        look,
+        inverse: Inverse::new(inverse_scale),
+        seen,
         error: None,
         out: Unscaled {
             grads,
             parameters: Vec::new(),
-            flags: Vec::new(),
+            flags: Numbers::default(),
             flags_are_squares: look == Some(Look::Squares),
+            squares: Vec::new(),
             norm: None,
             loss: None,
             found_elsewhere: false,
@@ -89,50 +126,32 @@ fn walk<M: Module>(
         },
     };
     visit_once(model, &mut visitor);
-    match visitor.error {
-        Some(error) => Err(error),
-        None if visitor.out.parameters.is_empty() => Err(AmpError::NoGradients),
-        None => Ok(visitor.out),
+    let Unscale {
+        seen,
+        error,
+        mut out,
+        ..
+    } = visitor;
+    if let Some(error) = error {
+        return Err(error);
     }
+    if out.parameters.is_empty() {
+        return Err(AmpError::NoGradients);
+    }
+    if let Some(seen) = seen {
+        (out.flags, out.squares) = seen.found();
+    }
+    Ok(out)
 }
 
 struct Unscale {
     /// Where gradients are taken from, unless they are changed in place.
     scaled: Option<GradientsParams>,
-    inverse_scale: InverseScale,
-    /// The same on the device of the last gradient.
-    uploaded: Option<Tensor<1>>,
-    look: Option<Look>,
+    inverse: Inverse,
+    /// `None` where nothing is looked for.
+    seen: Option<Seen>,
     error: Option<AmpError>,
     out: Unscaled,
-}
-
-impl Unscale {
-    /// Multiplied and looked at, one after the other.
-    fn in_turn<const D: usize>(&self, grad: Tensor<D>, look: Look) -> (Tensor<D>, Tensor<1>) {
-        if look == Look::Finite {
-            let seen = look.at(grad.clone());
-            return (self.inverse_scale.apply(grad), seen);
-        }
-        let grad = self.inverse_scale.apply(grad);
-        (grad.clone(), look.at(grad))
-    }
-
-    /// The inverse scale on `device`; `None` for 1.
-    fn factor(&mut self, device: &Device) -> Option<Tensor<1>> {
-        if let InverseScale::Number(1.0) = self.inverse_scale {
-            return None;
-        }
-        let known = self.uploaded.take();
-        let factor = known.filter(|factor| factor.device() == *device);
-        let factor = factor.unwrap_or_else(|| match &self.inverse_scale {
-            InverseScale::Number(inverse) => Tensor::from_data([*inverse], (device, DType::F32)),
-            #[cfg(feature = "train")]
-            InverseScale::Tensor(inverse) => same_device(inverse.clone(), device),
-        });
-        self.uploaded = Some(factor.clone());
-        Some(factor)
-    }
 }
 
 impl FloatVisitor for Unscale {
@@ -145,7 +164,7 @@ impl FloatVisitor for Unscale {
             return;
         };
         self.out.parameters.push((param.id, path.to_string()));
-        let (dtype, device) = (grad.dtype(), grad.device());
+        let dtype = grad.dtype();
         if !matches!(dtype, DType::F32 | DType::F64) {
             self.error = Some(AmpError::GradientDtype {
                 path: path.to_string(),
@@ -154,22 +173,11 @@ impl FloatVisitor for Unscale {
             });
             return;
         }
-        // Arithmetic on nothing panics on some of Burn's backends, and there is nothing to do.
-        let (grad, flag) = match (grad.shape().num_elements(), self.look) {
-            (0, _) => (grad, None),
-            (_, None) => (self.inverse_scale.apply(grad), None),
-            (_, Some(look)) => {
-                let factor = || self.factor(&device);
-                let (grad, seen) = match one_pass(grad, factor, look) {
-                    Ok(done) => done,
-                    Err(grad) => self.in_turn(grad, look),
-                };
-                (grad, Some(seen))
-            }
+        let grad = match &mut self.seen {
+            Some(seen) => seen.look(grad, &mut self.inverse),
+            None if grad.shape().num_elements() == 0 => grad,
+            None => self.inverse.apply(grad),
         };
-        if self.look.is_some() {
-            self.out.flags.push(flag);
-        }
         self.out.grads.register::<D>(param.id, grad);
     }
 }

@@ -9,6 +9,7 @@ use burn_lean_reparam::each_float;
 
 use super::norm::{Factor, Multiply, check_max_norm, global_norm, norm};
 use super::one_pass::Look;
+use super::seen::Numbers;
 use super::unscale::look_at;
 use super::walk::visit_once;
 use crate::AmpError;
@@ -26,9 +27,11 @@ pub struct Unscaled {
     pub(crate) parameters: Vec<(ParamId, String)>,
     /// For each of `parameters` numbers on the device that are finite exactly when the whole
     /// gradient is; parts of sums of squares, which may also overflow by themselves, if `flags_are_squares`.
-    /// `None` for an empty gradient; empty when the scaler checks nothing.
-    pub(crate) flags: Vec<Option<Tensor<1>>>,
+    /// Empty when the scaler checks nothing.
+    pub(crate) flags: Numbers,
     pub(crate) flags_are_squares: bool,
+    /// Parts of the sum of squares of the gradients, where they are to be clipped.
+    pub(crate) squares: Vec<Tensor<1>>,
     pub(crate) norm: Option<Tensor<1>>,
     /// The loss that these are the gradients of, where that was said; `[1]`.
     pub(crate) loss: Option<Tensor<1>>,
@@ -143,7 +146,7 @@ impl Unscaled {
         model: &M,
         change: impl FnOnce(GradientsParams) -> GradientsParams,
     ) -> Result<Self, AmpError> {
-        let look = (!self.flags.is_empty()).then_some(Look::Finite);
+        let look = (!self.flags.places.is_empty()).then_some(Look::Finite);
         let changed = look_at(model, change(self.grads), look)?;
         let known = changed.parameters.iter().enumerate();
         let known: HashMap<ParamId, usize> = known.map(|(at, (id, _))| (*id, at)).collect();
@@ -154,17 +157,18 @@ impl Unscaled {
             ..changed
         };
         // What was found in them before stays found.
-        for ((id, path), flag) in self.parameters.into_iter().zip(self.flags) {
-            match (known.get(&id), flag) {
-                (Some(at), Some(before)) => {
-                    let now = changed.flags[*at].take();
-                    let both = now.into_iter().chain([before]).collect();
-                    changed.flags[*at] = Some(Tensor::cat(both, 0));
-                }
-                (Some(_), None) => {}
-                (None, before) => {
+        let flags = &mut changed.flags;
+        let first = flags.tensors.len();
+        flags.tensors.extend(self.flags.tensors);
+        for ((id, path), mut before) in self.parameters.into_iter().zip(self.flags.places) {
+            for place in &mut before {
+                place.tensor += first;
+            }
+            match known.get(&id) {
+                Some(at) => flags.places[*at].extend(before),
+                None => {
                     changed.parameters.push((id, path));
-                    changed.flags.push(before);
+                    flags.places.push(before);
                 }
             }
         }
@@ -193,10 +197,9 @@ impl Unscaled {
         Ok(self)
     }
 
-    /// As [`clip_norm`](Self::clip_norm), where the flags are the sums of squares already.
-    pub(crate) fn clip_by_flags<M: Module>(mut self, model: &M, max_norm: f32) -> Self {
-        let squares = self.flags.iter().flatten().cloned().collect();
-        if let Some(norm) = norm(squares) {
+    /// As [`clip_norm`](Self::clip_norm), where the squares are summed up already.
+    pub(crate) fn clip_by_squares<M: Module>(mut self, model: &M, max_norm: f32) -> Self {
+        if let Some(norm) = norm(std::mem::take(&mut self.squares)) {
             self.clip_to(model, norm, max_norm);
         }
         self

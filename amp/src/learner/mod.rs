@@ -342,7 +342,7 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
             scaler = scaler.with_pending_loss(sum / count);
         }
         let mut reading = scaler.reading(&unscaled);
-        let device = match unscaled.flags.iter().flatten().next() {
+        let device = match unscaled.flags.tensors.first() {
             Some(flag) => flag.device(),
             None => self.grad_scaler.scale().device(),
         };

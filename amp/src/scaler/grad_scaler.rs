@@ -157,7 +157,10 @@ impl GradScaler {
         self.pending_losses.push(gradients::reported(&loss));
         self.unserved += 1;
         self.scaled_by = Some(self.state.scale);
-        Ok(loss.mul_scalar(self.state.scale))
+        match self.state.scale == 1.0 {
+            true => Ok(loss),
+            false => Ok(loss.mul_scalar(self.state.scale)),
+        }
     }
 
     /// Divides the gradients of `model` by the loss scale and looks for infinities and NaN.
@@ -386,28 +389,39 @@ impl GradScaler {
         grads: GradientsParams,
         inverse: InverseScale,
     ) -> Result<Unscaled, AmpError> {
-        match (self.config.max_norm, self.is_disabled()) {
-            (Some(max_norm), false) => {
-                let unscaled = gradients::unscale(model, grads, inverse, Some(Look::Squares))?;
-                Ok(unscaled.clip_by_flags(model, max_norm))
-            }
-            (None, false) => gradients::unscale(model, grads, inverse, Some(Look::Finite)),
-            (_, true) => {
-                let unscaled = gradients::unscale(model, grads, inverse, None)?;
-                self.clip(model, unscaled)
-            }
-        }
+        self.unscale_looking(model, grads, inverse, Look::Squares)
     }
 
-    /// Clips as configured.
-    pub(crate) fn clip<M: Module>(
+    /// As [`unscale_and_clip`](Self::unscale_and_clip), with flags that say it all when the gradients are gone.
+    pub(crate) fn unscale_and_clip_flagged<M: Module>(
         &self,
         model: &M,
-        unscaled: Unscaled,
+        grads: GradientsParams,
     ) -> Result<Unscaled, AmpError> {
-        match self.config.max_norm {
-            Some(max_norm) => unscaled.clip_norm(model, max_norm),
-            None => Ok(unscaled),
+        self.unscale_looking(model, grads, self.inverse_scale(), Look::Both)
+    }
+
+    /// `to_clip` is what is looked for in gradients that are clipped.
+    fn unscale_looking<M: Module>(
+        &self,
+        model: &M,
+        grads: GradientsParams,
+        inverse: InverseScale,
+        to_clip: Look,
+    ) -> Result<Unscaled, AmpError> {
+        match (self.config.max_norm, self.is_disabled()) {
+            (Some(max_norm), false) => {
+                let unscaled = gradients::unscale(model, grads, inverse, Some(to_clip))?;
+                Ok(unscaled.clip_by_squares(model, max_norm))
+            }
+            (None, false) => gradients::unscale(model, grads, inverse, Some(Look::Finite)),
+            (max_norm, true) => {
+                let unscaled = gradients::unscale(model, grads, inverse, None)?;
+                match max_norm {
+                    Some(max_norm) => unscaled.clip_norm(model, max_norm),
+                    None => Ok(unscaled),
+                }
+            }
         }
     }
 

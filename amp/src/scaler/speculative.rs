@@ -152,9 +152,8 @@ impl<M: Module> Speculative<M> {
             grads = gradients(&self.model, &mut self.scaler);
         }
         // The gradients are gone when the outcome is known: their flags must say it all.
-        let unscaled = grads
-            .and_then(|grads| self.scaler.unscale(&self.model, grads))
-            .and_then(|unscaled| self.scaler.clip(&self.model, unscaled));
+        let unscaled =
+            grads.and_then(|grads| self.scaler.unscale_and_clip_flagged(&self.model, grads));
         match unscaled {
             // Of one optimizer: one loss of several that were accumulated may be NaN.
             Ok(unscaled) => self.take(

@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Tensor, TensorData, Transaction};
 
-use crate::gradients::{Unscaled, overflowing, read, same_device};
+use crate::gradients::{Place, Unscaled, overflowing, read, same_device};
 use crate::scaler::report::SkipCause;
 use crate::{AmpError, LossScale};
 
@@ -11,6 +11,9 @@ use crate::{AmpError, LossScale};
 pub(crate) struct Reading {
     pub(crate) transaction: Transaction,
     pub(crate) paths: Vec<String>,
+    /// For each of `paths`, where its flags are among the first tensors, of which there are `flags`.
+    places: Vec<Vec<Place>>,
+    flags: usize,
     has_norm: bool,
     losses: usize,
     of_all_losses: bool,
@@ -21,12 +24,14 @@ impl Reading {
     pub(crate) fn of(unscaled: &Unscaled, losses: &[Tensor<1>]) -> Self {
         let mut reading = Self {
             transaction: Transaction::default(),
-            paths: Vec::with_capacity(unscaled.flags.len()),
+            paths: Vec::with_capacity(unscaled.flags.places.len()),
+            places: Vec::with_capacity(unscaled.flags.places.len()),
+            flags: unscaled.flags.tensors.len(),
             has_norm: false,
             losses: 0,
             of_all_losses: unscaled.of_all_losses,
         };
-        let Some(first) = unscaled.flags.iter().flatten().next() else {
+        let Some(first) = unscaled.flags.tensors.first() else {
             return reading;
         };
         let device = first.device();
@@ -34,10 +39,13 @@ impl Reading {
             let tensor = same_device(tensor, &device);
             reading.transaction = std::mem::take(&mut reading.transaction).register(tensor);
         };
-        for ((_, path), flag) in unscaled.parameters.iter().zip(&unscaled.flags) {
-            if let Some(flag) = flag {
-                register(flag.clone());
+        for flags in &unscaled.flags.tensors {
+            register(flags.clone());
+        }
+        for ((_, path), places) in unscaled.parameters.iter().zip(&unscaled.flags.places) {
+            if !places.is_empty() {
                 reading.paths.push(path.clone());
+                reading.places.push(places.clone());
             }
         }
         if let Some(norm) = &unscaled.norm {
@@ -45,7 +53,10 @@ impl Reading {
             reading.has_norm = true;
         }
         for loss in losses {
-            register(loss.clone().sum());
+            register(match loss.dims() {
+                [1] => loss.clone(),
+                _ => loss.clone().sum(),
+            });
             reading.losses += 1;
         }
         reading
@@ -61,14 +72,23 @@ impl Reading {
     }
 
     pub(crate) fn verdict(self, data: &[TensorData]) -> Verdict {
-        let mut numbers = data.iter().map(least_finite);
+        let (flags, others) = data.split_at(self.flags);
+        let flags: Vec<Vec<f32>> = flags
+            .iter()
+            .map(|data| data.iter::<f32>().collect())
+            .collect();
+        let is_finite = |place: &Place| {
+            let numbers = &flags[place.tensor][place.range.clone()];
+            numbers.iter().all(|number| number.is_finite())
+        };
         let overflowing = self
             .paths
             .into_iter()
-            .zip(&mut numbers)
-            .filter(|(_, flag)| !flag.is_finite())
+            .zip(self.places)
+            .filter(|(_, places)| !places.iter().all(is_finite))
             .map(|(path, _)| path)
             .collect();
+        let mut numbers = others.iter().map(first);
         let norm = if self.has_norm { numbers.next() } else { None };
         Verdict {
             overflowing,
@@ -80,14 +100,8 @@ impl Reading {
     }
 }
 
-/// One that is not finite, or else the first: a flag may have parts.
-fn least_finite(data: &TensorData) -> f32 {
-    let mut numbers = data.iter::<f32>();
-    let first = numbers.next().unwrap_or(0.0);
-    match first.is_finite() {
-        true => numbers.find(|number| !number.is_finite()).unwrap_or(first),
-        false => first,
-    }
+fn first(data: &TensorData) -> f32 {
+    data.iter::<f32>().next().unwrap_or(0.0)
 }
 
 /// What the read said.

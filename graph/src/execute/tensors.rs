@@ -83,9 +83,14 @@ impl<'a> Alive<'a> {
         for (id, value) in graph.inputs.iter().zip(inputs) {
             values.insert(*id, value.clone());
         }
-        for (id, data) in &graph.constants {
-            values.insert(*id, upload(data.clone(), &device));
-        }
+        let constants = graph.uploaded.on(&device, || {
+            let each = graph.constants.iter();
+            each.map(|(id, data)| (*id, upload(data.clone(), &device)))
+                .collect()
+        });
+        values.extend(constants.iter().cloned());
+        // Without a second owner, what is not kept can be reused.
+        drop(constants);
         Self {
             graph,
             given: values.keys().copied().collect(),

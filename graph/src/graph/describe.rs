@@ -9,11 +9,12 @@ use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::composite::Composites;
 use super::kept::Kept;
-use super::{Graph, Lifetime};
+use super::{Graph, Lifetime, Uploaded};
 
 /// Notes who reads what, and when for the last time.
 pub(crate) fn describe(graph: &mut Graph) {
     graph.kept = Kept::default();
+    graph.uploaded = Uploaded::default();
     let updates = graph.parameters.iter().filter_map(|one| one.update);
     graph.results = graph.outputs.iter().copied().chain(updates).collect();
     graph.reads = reads(graph);

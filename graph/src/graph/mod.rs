@@ -8,6 +8,7 @@ mod node;
 mod parameter;
 pub(crate) mod rows;
 mod site;
+mod uploaded;
 pub(crate) mod vectors;
 pub(crate) mod views;
 
@@ -22,6 +23,7 @@ pub use node::{Node, scalars};
 pub(crate) use parameter::ParamPlace;
 pub use parameter::Parameter;
 pub use site::{HookInfo, Role, Site};
+pub(crate) use uploaded::Uploaded;
 
 /// The operations of a forward pass, in order: what no result needs is left out.
 #[derive(Debug, Clone)]
@@ -62,6 +64,8 @@ pub struct Graph {
     pub(crate) stored: HashMap<TensorId, DType>,
     /// What an execution keeps for the next one.
     pub(crate) kept: Kept,
+    /// The constants where it is executed again and again.
+    pub(crate) uploaded: Uploaded,
 }
 
 /// What happens to tensors at one operation.
@@ -104,6 +108,7 @@ impl Graph {
             full: Vec::new(),
             stored: HashMap::default(),
             kept: Kept::default(),
+            uploaded: Uploaded::default(),
         }
     }
 

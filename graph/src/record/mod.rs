@@ -4,6 +4,7 @@ mod device;
 pub(crate) mod placeholders;
 pub(crate) mod places;
 mod states;
+mod walked;
 
 use burn::backend::ir::{OperationIr, TensorId};
 use burn::backend::ops::FloatTensorOps;
@@ -27,6 +28,7 @@ pub use device::model_device;
 pub(crate) use device::trains;
 use placeholders::{Mode, Placeholders, Switches, recorded};
 use states::States;
+pub(crate) use walked::Walked;
 
 /// A recorded forward pass, with the shape of its result.
 #[derive(Debug, Clone)]
@@ -140,11 +142,12 @@ pub fn record_halves<M: Module, I: Tensors, O: Tensors>(
     halves: Halves,
     forward: impl FnOnce(&M, I) -> O,
 ) -> Result<Recording<O>, GraphError> {
-    record_with(model, inputs, forward, halves, Seeks::Nothing(&[]))
+    let walked = Walked::of(model);
+    record_with(walked, inputs, forward, halves, Seeks::Nothing(&[]))
 }
 
 pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
-    model: &M,
+    walked: Walked<'_, M>,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
     halves: Halves,
@@ -152,9 +155,9 @@ pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
 ) -> Result<Recording<O>, GraphError> {
     let mut given = Given::default();
     let _ = inputs.map_tensors(&mut given);
-    let device = model_device(model);
-    let trains = given.autodiff || device.as_ref().is_some_and(Device::is_autodiff);
-    let like = device.or(given.device.clone());
+    let device = walked.device.as_ref();
+    let trains = given.autodiff || device.is_some_and(Device::is_autodiff);
+    let like = device.or(given.device.as_ref()).cloned();
     let like = like.ok_or(GraphError::NoDevice)?;
     let mode = match (trains, seeks) {
         (false, _) => Mode::Evaluate,
@@ -163,20 +166,24 @@ pub(crate) fn record_with<M: Module, I: Tensors, O: Tensors>(
     };
     with_capture_device_like(&like, |device| {
         let recorder = Recorder::new(device, mode, halves);
-        record_on(recorder, given, model, inputs, forward, seeks)
+        record_on(recorder, given, walked, inputs, forward, seeks)
     })
 }
 
 fn record_on<M: Module, I: Tensors, O: Tensors>(
     mut recorder: Recorder<'_>,
     given: Given,
-    model: &M,
+    walked: Walked<'_, M>,
     inputs: &I,
     forward: impl FnOnce(&M, I) -> O,
     seeks: Seeks<'_>,
 ) -> Result<Recording<O>, GraphError> {
     let (device, mode) = (recorder.device, recorder.mode);
-    let carried = hooks::offered(model);
+    let Walked {
+        model,
+        hooks: carried,
+        ..
+    } = walked;
     let hooked = !carried.is_empty();
     let mut hooks: Vec<HookInfo> = carried.iter().map(info).collect();
     let mut noted = Noted::default();

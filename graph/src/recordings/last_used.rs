@@ -1,5 +1,6 @@
 //! A map that lets go of what was used longest ago.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::Hash;
 
@@ -37,6 +38,13 @@ impl<K: Clone + Eq + Hash, V> LastUsed<K, V> {
                 self.entries.remove(&oldest);
             }
         }
+    }
+
+    /// All but the `most` that were used last.
+    pub(super) fn older(&self, most: usize) -> impl Iterator<Item = &V> {
+        let mut all: Vec<_> = self.entries.values().collect();
+        all.sort_unstable_by_key(|(last, _)| Reverse(*last));
+        all.into_iter().skip(most).map(|(_, value)| value)
     }
 
     /// Takes all out whose key is one of these.

@@ -267,6 +267,13 @@ impl<O: Tensors> Walk<O> {
         self.shown = false;
     }
 
+    /// A product as a batch has it: names are the same in all batches, shapes may differ, and with them the padding
+    /// of a convolution.
+    fn of_batch(&self, one: &Product, batch: usize) -> Product {
+        let (script, _) = &self.lanes[batch];
+        product::product(&self.scripts[*script], one.node).unwrap_or_else(|| one.clone())
+    }
+
     /// The value of a tensor that is alive.
     fn value(
         &mut self,

@@ -1,6 +1,8 @@
 //! Sums behind a product: what its outputs are added to.
 
-use burn::backend::ir::{ModuleOperationIr, NumericOperationIr, OperationIr, ScalarIr, TensorId};
+use burn::backend::ir::{
+    ModuleOperationIr, NumericOperationIr, OperationIr, ScalarIr, TensorId, TensorIr,
+};
 
 use super::Walk;
 use super::product::{Kind, Product};
@@ -48,11 +50,7 @@ impl<O: Tensors> Walk<O> {
         loop {
             let out = node.operation().outputs().next()?;
             // Rows stay rows, and channels channels.
-            let axis = match product.is_convolution() {
-                true => out.shape.get(1),
-                false => out.shape.last(),
-            };
-            if axis != Some(&product.outputs) || graph.outputs.contains(&out.id) {
+            if channels(product, out) != Some(product.outputs) || graph.outputs.contains(&out.id) {
                 return None;
             }
             let readers: Vec<Node<'_>> = node.readers().collect();
@@ -84,7 +82,20 @@ impl<O: Tensors> Walk<O> {
                         let mut outputs = node.operation().outputs();
                         outputs.any(|made| made.id == other.id)
                     });
-                    let fits = other.id != out.id && other.shape == out.shape && !made_later;
+                    // A size of 1 in one batch may be another one in the next.
+                    let at = node.index();
+                    let alike = self.scripts.iter().all(|script| {
+                        let operation = &script.graph.operations[at];
+                        let rows = matches!(
+                            operation,
+                            OperationIr::NumericFloat(_, NumericOperationIr::Add(op))
+                                if op.lhs.shape == op.rhs.shape
+                        );
+                        let sum = operation.outputs().next();
+                        rows && sum
+                            .is_some_and(|sum| channels(product, sum) == Some(product.outputs))
+                    });
+                    let fits = other.id != out.id && alike && !made_later;
                     let rank = other.shape.num_dims();
                     return fits.then_some(Residual {
                         other: other.id,
@@ -100,5 +111,14 @@ impl<O: Tensors> Walk<O> {
                 _ => return None,
             }
         }
+    }
+}
+
+/// The size of the axis of the channels, in the form of a product's outputs.
+fn channels(product: &Product, tensor: &TensorIr) -> Option<usize> {
+    let sizes = tensor.shape.to_vec();
+    match product.is_convolution() {
+        true => sizes.get(1).copied(),
+        false => sizes.last().copied(),
     }
 }

@@ -14,13 +14,11 @@ impl<O: Tensors> Walk<O> {
     /// The number of rows of a product over all batches, for each group: known before anything is
     /// computed.
     pub fn row_count(&self, product: &Product) -> usize {
-        let rows = |script: usize| {
-            let operation = &self.scripts[script].graph.operations[product.node];
-            let mut operands = operation.inputs();
-            let operand = operands.find(|one| one.id == product.input.id);
-            operand.map_or(0, |one| count(product, &one.shape))
+        let rows = |batch: usize| {
+            let product = self.of_batch(product, batch);
+            count(&product, &product.input.shape)
         };
-        self.lanes.iter().map(|(script, _)| rows(*script)).sum()
+        (0..self.lanes.len()).map(rows).sum()
     }
 }
 
@@ -38,7 +36,7 @@ impl<O: Tensors> Step<'_, O> {
         pass: Pass,
     ) -> Result<usize, GraphError> {
         let shape = self.walk.value(batch, product.input.id, pass)?.shape();
-        Ok(count(product, &shape))
+        Ok(count(&self.walk.of_batch(product, batch), &shape))
     }
 
     /// Rows `first`, `first + stride`, … of a product in a batch, `[n, inputs]` row by row in F32:
@@ -58,6 +56,7 @@ impl<O: Tensors> Step<'_, O> {
         stride: usize,
     ) -> Result<Vec<f32>, GraphError> {
         let value = self.walk.value(batch, product.input.id, pass)?;
+        let product = &self.walk.of_batch(product, batch);
         let stride = stride.max(1);
         if let Kind::Patches(kernel) = &product.kind {
             let value = channels_of(product, kernel, value, group);

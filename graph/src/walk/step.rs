@@ -162,9 +162,33 @@ impl<O: Tensors> Step<'_, O> {
         chunk: usize,
         mut each: impl FnMut(Tensor<2>),
     ) -> Result<(), GraphError> {
-        // The geometry of the batch: shapes may differ between batches, names do not.
         let value = self.walk.value(batch, product.input.id, pass)?;
-        rows(product, value, group, chunk, &mut each);
+        let product = self.walk.of_batch(product, batch);
+        rows(&product, value, group, chunk, &mut each);
+        Ok(())
+    }
+
+    /// [`rows`](Self::rows) of one group after the other, with its number: what arrives is read once, which
+    /// counts where it is in a file.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn rows_of_groups(
+        &mut self,
+        product: &Product,
+        batch: usize,
+        pass: Pass,
+        chunk: usize,
+        mut each: impl FnMut(usize, Tensor<2>),
+    ) -> Result<(), GraphError> {
+        let value = self.walk.value(batch, product.input.id, pass)?;
+        let product = self.walk.of_batch(product, batch);
+        for group in 0..product.groups {
+            rows(&product, value.clone(), group, chunk, &mut |x| {
+                each(group, x)
+            });
+        }
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 pub(crate) use zeros::Zeros;
 
 use crate::grid::Range;
-use crate::{Quantize, Rounding};
+use crate::{Grid, Quantize, Rounding};
 
 /// Most inputs for which an output with zeros has a factor of its own.
 const OWN_FACTOR: usize = 1024;
@@ -71,6 +71,34 @@ impl Rounded {
             range.value(*code) as f32
         };
         self.codes.iter().enumerate().map(value).collect()
+    }
+
+    /// Puts weights that took no part, each with its place and in that order, at their nearest codes. A group of
+    /// zeros gets a range for them: any is right for zeros.
+    pub(crate) fn put_nearest(
+        &mut self,
+        weights: &[(usize, f32)],
+        inputs: usize,
+        quantize: &Quantize,
+    ) {
+        let group = group_size(inputs, quantize);
+        let groups = inputs.div_ceil(group);
+        let group_of = |at: usize| Grid::group_at(group, inputs, at);
+        for part in weights.chunk_by(|one, next| group_of(one.0) == group_of(next.0)) {
+            let of = group_of(part[0].0);
+            let (row, first) = (of / groups * inputs, of % groups * group);
+            let start = row + first;
+            let codes = &mut self.codes[start..row + inputs.min(first + group)];
+            let range = &mut self.ranges[of];
+            if codes.iter().all(|code| *code == range.zero) {
+                let values: Vec<f64> = part.iter().map(|(_, w)| f64::from(*w)).collect();
+                *range = Range::of(&values, &vec![1.0; values.len()], quantize);
+                codes.fill(range.zero);
+            }
+            for (at, weight) in part {
+                codes[*at - start] = range.code(f64::from(*weight));
+            }
+        }
     }
 }
 

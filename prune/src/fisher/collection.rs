@@ -56,7 +56,7 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let mut source = Source::new(self);
         let free = free.map(|free| free.reshape([1, width]));
         let bar = bar("gradients", self.config.samples, self.config.progress);
-        let most = (CHUNK_EXAMPLES / m).clamp(1, n).min(self.most_rows(width));
+        let most = self.config.pass_rows(width).min(self.most_rows(width));
         let mut rest = None;
         let mut losses = Vec::new();
         // Examples of the rows from batched passes, in case that a later one refutes them: where the loader has
@@ -226,8 +226,7 @@ impl RowSums {
             FloatDType::F32 => part.clone(),
             dtype => part.clone().cast(dtype).cast(FloatDType::F32),
         };
-        self.sums
-            .push(reductions::sum_dim(stored, 1).reshape([rows.len()]));
+        self.sums.push(reductions::row_sums(stored));
         self.rows.extend(rows);
     }
 

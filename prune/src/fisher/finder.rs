@@ -20,8 +20,9 @@ pub(crate) fn uses(
     selection: &Selection,
     examples: usize,
 ) -> Result<HashMap<usize, Use>, String> {
+    let layers = selection.layers_by_path();
     let weights = graph.parameters().iter().filter_map(|parameter| {
-        let position = selection.layer_at(&parameter.path)?;
+        let position = *layers.get(parameter.path.as_str())?;
         Some((parameter.tensor, (position, View::default())))
     });
     let mut finder = Finder {

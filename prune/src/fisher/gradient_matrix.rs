@@ -160,17 +160,26 @@ impl GradientMatrix {
     /// the same weights.
     ///
     /// The rows that they have so far, in this order, bit by bit where the dtypes are the same. The
-    /// problem is that of a collection in one go: nothing else of it is a sum.
+    /// problem is that of a collection in one go: nothing else of it is a sum. Where one of them is in a file,
+    /// and all rows are beyond its [`memory_bound`](crate::FisherConfig::memory_bound), they go to a file in
+    /// its folder, with that bound; else they are in memory.
     ///
     /// # Errors
     ///
     /// [`PruneError::Mismatch`] where they have different numbers of weights,
-    /// [`PruneError::NoSamples`] without a row, [`PruneError::Device`].
+    /// [`PruneError::NoSamples`] without a row, [`PruneError::Device`], [`PruneError::Io`].
     pub fn concat(shards: &[Self]) -> Result<Self, PruneError> {
         let first = shards.first().ok_or(PruneError::NoSamples)?;
         let (parameters, device) = (first.parameters, first.device());
         let samples = shards.iter().map(|shard| shard.filled).sum();
-        let mut whole = Self::with_capacity(samples, parameters, first.dtype, &device)?;
+        let needed = Self::bytes_needed(samples, parameters, first.dtype);
+        let mut files = shards.iter().filter_map(Self::file);
+        let mut whole = match files.find(|(_, bound)| needed > *bound) {
+            Some((folder, bound)) => {
+                Self::in_file(samples, parameters, first.dtype, &device, folder, bound)?
+            }
+            None => Self::with_capacity(samples, parameters, first.dtype, &device)?,
+        };
         let mut scale = Vec::with_capacity(samples);
         let mut ones = Vec::with_capacity(samples);
         for shard in shards.iter().filter(|shard| shard.filled > 0) {
@@ -305,6 +314,12 @@ impl GradientMatrix {
     /// Bytes that it occupies: in memory, or in its file.
     pub fn bytes(&self) -> usize {
         Self::bytes_needed(self.samples, self.parameters, self.dtype)
+    }
+
+    /// The folder of the file that it is in, if it is in one, and the bytes that may be in memory.
+    fn file(&self) -> Option<(&Path, usize)> {
+        let folder = self.blocks.first()?.folder()?;
+        Some((folder, self.memory_bound?))
     }
 
     /// Whether it is in a file.

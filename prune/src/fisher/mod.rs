@@ -27,7 +27,7 @@ use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::fisher::collection::Collection;
+use crate::fisher::collection::{CHUNK_EXAMPLES, Collection};
 use crate::model::checks::accept;
 use crate::{Batch, PruneError, Selection};
 
@@ -72,8 +72,9 @@ pub struct FisherConfig {
     /// Default: none, such a matrix is refused.
     #[config(default = "None")]
     pub on_disk: Option<PathBuf>,
-    /// Fewer rows than Fisher samples, which stand for all of them. Default: none, each sample has a
-    /// row.
+    /// Fewer rows than Fisher samples, which stand for all of them. The memory bound holds for them together
+    /// with those of one pass over 64 examples, 64/m, which are beside them until they are summed up.
+    /// Default: none, each sample has a row.
     #[config(default = "None")]
     pub sketch: Option<SketchConfig>,
     /// How the rows are computed. Default: whichever way is mostly faster for this m.
@@ -171,6 +172,19 @@ impl FisherConfig {
         GradientMatrix::bytes_needed(rows, columns, self.dtype)
     }
 
+    /// Rows of one pass, of so many columns, at most; those that a sketch waits for within its memory bound.
+    pub(crate) fn pass_rows(&self, columns: usize) -> usize {
+        let rows = (CHUNK_EXAMPLES / self.batch_size.max(1)).clamp(1, self.samples.max(1));
+        match &self.sketch {
+            Some(sketch) => {
+                let row = GradientMatrix::bytes_needed(1, columns, self.dtype).max(1);
+                let fit = (self.memory_bound / row).saturating_sub(sketch.rows);
+                rows.min(fit.max(1))
+            }
+            None => rows,
+        }
+    }
+
     /// The folder of a matrix with so many columns, where it goes to a file.
     pub(crate) fn folder(&self, columns: usize) -> Option<&Path> {
         let is_beyond = self.bytes_of(columns) > self.memory_bound;
@@ -189,7 +203,7 @@ impl FisherConfig {
     ///
     /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
     /// - [`PruneError::MemoryBound`]: the matrix is too large, and has no folder
-    ///   ([`on_disk`](Self::on_disk)) or is a sketch.
+    ///   ([`on_disk`](Self::on_disk)) or is a sketch, whose rows count with those of one pass.
     /// - [`PruneError::Io`]: with the folder, where a matrix on disk cannot be written or read, the
     ///   disk is full for example.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
@@ -241,11 +255,15 @@ impl FisherConfig {
         let columns = selection.layout().len();
         // Of a file, a column at a time is the least that is read.
         let columns = self.folder(columns).map_or(columns, |_| 1);
-        let needed = self.bytes_of(columns);
+        let rows = match &self.sketch {
+            Some(sketch) => sketch.rows + self.pass_rows(columns),
+            None => self.samples,
+        };
+        let needed = GradientMatrix::bytes_needed(rows, columns, self.dtype);
         match needed > self.memory_bound {
             false => Ok(()),
             true => Err(PruneError::MemoryBound {
-                samples: self.sketch.map_or(self.samples, |sketch| sketch.rows),
+                samples: rows,
                 parameters: columns,
                 dtype: self.dtype,
                 needed,

@@ -29,7 +29,7 @@ use crate::fisher::factors::Factors;
 use crate::fisher::finder::uses;
 use crate::fisher::plain_rows::PlainRows;
 use crate::fisher::taps::Taps;
-use crate::host::{in_host_memory, read};
+use crate::host::{in_host_memory, read_all};
 use crate::model::checks::check_number;
 use crate::model::recorded::record_loss;
 use crate::{Batch, PruneError, Selection};
@@ -193,17 +193,21 @@ impl<'a, M: Module, B: Batch> PerExample<'a, M, B> {
         Ok(())
     }
 
-    /// The one row that `fill` puts, `[p]`.
+    /// The one row that `fill` puts, `[p]`; one read for all of its parts.
     fn row(
         &self,
         fill: impl FnOnce(Put<'_>) -> Result<(), PruneError>,
     ) -> Result<Vec<f32>, PruneError> {
-        let mut row = vec![0.0; self.selection.layout().len()];
+        let (mut firsts, mut parts) = (Vec::new(), Vec::new());
         fill(&mut |_, first, part| {
-            let [_, width] = part.dims();
-            row[first..first + width].copy_from_slice(&read(part)?);
+            firsts.push(first);
+            parts.push(part.without_autodiff());
             Ok(())
         })?;
+        let mut row = vec![0.0; self.selection.layout().len()];
+        for (first, part) in firsts.into_iter().zip(read_all(parts)?) {
+            row[first..first + part.len()].copy_from_slice(&part);
+        }
         Ok(row)
     }
 }

@@ -4,7 +4,6 @@ use burn::tensor::Device;
 
 use crate::FisherConfig;
 use crate::error::PruneError;
-use crate::fisher::collection::CHUNK_EXAMPLES;
 use crate::fisher::gradient_matrix::GradientMatrix;
 use crate::fisher::sketch::{Sketch, SketchReport};
 
@@ -26,7 +25,7 @@ impl Sink {
     ) -> Result<Self, PruneError> {
         let (samples, dtype) = (config.samples, config.dtype);
         if let Some(sketch) = config.sketch {
-            let rows = CHUNK_EXAMPLES.min(samples);
+            let rows = config.pass_rows(parameters);
             return Ok(Self::Sketch {
                 sketch: Box::new(Sketch::new(sketch, parameters, store)?),
                 new: GradientMatrix::with_capacity(rows, parameters, dtype, store)?,

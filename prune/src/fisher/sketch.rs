@@ -45,7 +45,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// let device = Device::flex();
 /// let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
 /// let selection = Selection::of(&model, None)?;
-/// // Six gradients, each the input itself, in the bytes of three.
+/// // Six gradients, each the input itself, in the bytes of three, beside the rows of one pass.
 /// let x = Tensor::<2>::from_floats([[1., 2.], [3., 4.], [5., 6.], [1., 0.], [0., 1.], [2., 5.]], &device);
 /// let fisher = FisherConfig::new(6)
 ///     .with_sketch(Some(SketchConfig::new(3)))
@@ -84,6 +84,11 @@ impl SketchConfig {
     }
 }
 
+/// The same signs in each sketch.
+fn signs() -> StdRng {
+    StdRng::seed_from_u64(0)
+}
+
 /// A sketch that grows.
 #[derive(Debug)]
 pub(crate) struct Sketch {
@@ -114,13 +119,16 @@ impl Sketch {
             turn: 0,
             sums: vec![[0.0; 2]; config.rows - 1],
             spread: 0.0,
-            signs: StdRng::seed_from_u64(0),
+            signs: signs(),
         })
     }
 
+    /// Begins again, in the same memory.
     pub(crate) fn restart(&mut self) -> Result<(), PruneError> {
-        let parameters = self.rows.parameters();
-        *self = Self::new(self.config, parameters, &self.rows.device())?;
+        self.rows.clear(0..self.config.rows)?;
+        (self.samples, self.turn, self.spread) = (0, 0, 0.0);
+        self.sums.fill([0.0; 2]);
+        self.signs = signs();
         Ok(())
     }
 

@@ -7,7 +7,7 @@ mod read;
 
 pub(crate) use bar::bar;
 pub(crate) use burn_lean_graph::in_host_memory;
-pub(crate) use read::{mismatch, read, select};
+pub(crate) use read::{mismatch, read, read_all, select};
 
 /// Bytes of the host that a system may use with all that solving it takes: here a product to be added
 /// to it, and its factor, so that it may have 29,308 unknowns.

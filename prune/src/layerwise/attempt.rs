@@ -179,24 +179,28 @@ impl Setting<'_> {
             let mask = Tensor::<1, Bool>::from_data(kept, &weight.device());
             walk.replace(path, zero_pruned(weight, mask))
         }
-        let mut first: Option<usize> = None;
-        for (at, layer) in self.selection.layout().layers().iter().enumerate() {
-            let is_fitted = |stop: &Stop| match stop {
-                Stop::Product(site) => site.layer == at && !site.is_shared,
-                Stop::Norm(_) => false,
-            };
-            // Under the path that is read, maybe that of a copy.
-            let mut parameters = walk.graph().parameters().iter();
-            let read = parameters.find(|one| self.selection.layer_at(&one.path) == Some(at));
-            let kept = &self.magnitude[layer.range()];
-            let Some(read) = read.filter(|_| kept.contains(&false)) else {
-                continue;
-            };
-            if stops.values().any(is_fitted) {
-                continue;
+        let fitted = stops.values().filter_map(|stop| match stop {
+            Stop::Product(site) => (!site.is_shared).then_some(site.layer),
+            Stop::Norm(_) => None,
+        });
+        let fitted: HashSet<usize> = fitted.collect();
+        let layers = self.selection.layout().layers();
+        // Under the path that is read, maybe that of a copy.
+        let mut read = vec![None; layers.len()];
+        let by_path = self.selection.layers_by_path();
+        for one in walk.graph().parameters() {
+            if let Some(at) = by_path.get(one.path.as_str()) {
+                read[*at].get_or_insert_with(|| (one.path.clone(), one.id));
             }
-            let path = read.path.clone();
-            let reads = |node: Node<'_>| node.parameters().any(|one| one.id == read.id);
+        }
+        let mut first: Option<usize> = None;
+        for ((at, layer), read) in layers.iter().enumerate().zip(read) {
+            let kept = &self.magnitude[layer.range()];
+            let is_masked = kept.contains(&false) && !fitted.contains(&at);
+            let Some((path, id)) = read.filter(|_| is_masked) else {
+                continue;
+            };
+            let reads = |node: Node<'_>| node.parameters().any(|one| one.id == id);
             let reader = walk.graph().nodes().position(reads);
             first = first.into_iter().chain(reader).min();
             let done = match layer.shape.len() {
@@ -260,13 +264,14 @@ impl Setting<'_> {
             report: unfitted(path, dense.len(), 0, how),
         };
         let (mut errors, mut scales) = (0.0, 0.0);
+        let sampled = self.sampling.of(step, product)?;
         for group in 0..product.groups {
             let first = group * product.outputs_per_group();
             let rows_of_group = first..first + product.outputs_per_group();
             let own = original.clone().slice([rows_of_group]);
             let order = order.as_deref();
             let start = Instant::now();
-            let gram = rows::sum(step, site, group, &own, differs, order, self.sampling)?;
+            let gram = rows::sum(step, site, group, &own, differs, order, sampled)?;
             let summed = start.elapsed();
             let flat = group * per_group..(group + 1) * per_group;
             let located = |source| PruneError::LayerSystem {
@@ -345,9 +350,10 @@ impl Setting<'_> {
             _ => {
                 let count = magnitude.iter().filter(|kept| **kept).count();
                 let keep = shares::keep(&self.pruner.pattern, count);
-                let method = self.pruner.support_method().method();
-                let found = solve(&problem, &keep, &method)?;
+                let method = self.pruner.support_method(problem.outputs(), d);
+                let found = solve(&problem, &keep, &method.method())?;
                 match self.pruner.refit {
+                    true if method.fits(&problem, &keep, &found)? => found,
                     true => back_solve(&problem, &found.support)?,
                     false => masked(&problem, &found.support)?,
                 }

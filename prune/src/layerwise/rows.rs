@@ -1,7 +1,7 @@
 //! XᵀX and XᵀY of a product, from the rows of all batches.
 
 use burn::tensor::Tensor;
-use burn_lean_graph::{Pass, Step, Tensors};
+use burn_lean_graph::{Pass, Product, Step, Tensors};
 use burn_lean_layerwise::Gram;
 use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, get_global_parallelism};
@@ -21,6 +21,34 @@ pub(crate) struct Sampling {
     pub(crate) rows: usize,
 }
 
+/// Rows of a product that take part: in each batch every so many-th.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sampled {
+    batches: usize,
+    stride: usize,
+}
+
+impl Sampling {
+    /// Of a product; the rows of each of its groups are as many.
+    pub(crate) fn of<O: Tensors>(
+        self,
+        step: &mut Step<'_, O>,
+        product: &Product,
+    ) -> Result<Sampled, PruneError> {
+        let mut total = 0;
+        for batch in 0..self.batches {
+            total += step
+                .row_count(product, batch, Pass::Replaced)
+                .map_err(failed)?;
+        }
+        Ok(Sampled {
+            batches: self.batches,
+            // Odd, so that it passes over the columns of an image.
+            stride: total.div_ceil(self.rows.max(1)).max(1) | 1,
+        })
+    }
+}
+
 /// Sums over the rows of `group`: inputs as they are now, targets of the dense network, of which the
 /// weights of the group are `dense`, `[outputs, inputs]`. `differs` says whether the dense inputs are
 /// others, `order` in which order the inputs are counted.
@@ -31,19 +59,12 @@ pub(crate) fn sum<O: Tensors>(
     dense: &Tensor<2>,
     differs: bool,
     order: Option<&[usize]>,
-    sampling: Sampling,
+    sampled: Sampled,
 ) -> Result<Gram, PruneError> {
     let product = &site.product;
     let [outputs, inputs] = dense.dims();
     let mut gram = Gram::with_targets(inputs, outputs);
-    let mut total = 0;
-    for batch in 0..sampling.batches {
-        total += step
-            .row_count(product, batch, Pass::Replaced)
-            .map_err(failed)?;
-    }
-    // Odd, so that it passes over the columns of an image.
-    let stride = total.div_ceil(sampling.rows.max(1)).max(1) | 1;
+    let Sampled { batches, stride } = sampled;
     let weights = read(dense.clone())?;
     let made_up = match &site.residual {
         Some(residual) if differs => match &residual.norm {
@@ -52,7 +73,7 @@ pub(crate) fn sum<O: Tensors>(
         },
         _ => None,
     };
-    for batch in 0..sampling.batches {
+    for batch in 0..batches {
         // Others in each batch, so that no place of an image is left out.
         let first = batch % stride;
         let mut rows = |pass| {

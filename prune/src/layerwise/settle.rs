@@ -40,9 +40,10 @@ impl Setting<'_> {
     /// Paths of the BatchNorm layers that keep their statistics.
     pub(super) fn still(&self, graph: &Graph) -> HashSet<String> {
         let layers = self.selection.layout().layers();
+        let by_path = self.selection.layers_by_path();
         let is_pruned = |path: &str| {
-            let layer = self.selection.layer_at(path);
-            layer.is_some_and(|at| self.magnitude[layers[at].range()].contains(&false))
+            let layer = by_path.get(path);
+            layer.is_some_and(|at| self.magnitude[layers[*at].range()].contains(&false))
         };
         let mut still = norm::still(graph, is_pruned);
         still.extend(self.folded.iter().cloned());

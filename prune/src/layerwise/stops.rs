@@ -90,17 +90,16 @@ pub(crate) fn stops<O: Tensors>(
             stops.insert(node.index(), Stop::Norm(paths));
         }
     }
-    let mut seen = Vec::new();
+    let layers = selection.layers_by_path();
+    let mut seen = HashSet::new();
     for product in walk.products() {
-        let path = &product.parameter.path;
-        let Some(layer) = selection.layer_at(path) else {
+        let Some(layer) = layers.get(product.parameter.path.as_str()).copied() else {
             continue;
         };
         // At the first of several products, the weight is replaced for all.
-        if seen.contains(&layer) {
+        if !seen.insert(layer) {
             continue;
         }
-        seen.push(layer);
         let node = &nodes[product.node];
         let readers: Vec<Node<'_>> = node.readers().collect();
         let is_normalized = matches!(&readers[..], [one] if stops.contains_key(&one.index()));

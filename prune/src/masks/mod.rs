@@ -86,7 +86,8 @@ impl ParameterMask {
 /// Plain data, on the host. It comes from a solution ([`from_support`](Self::from_support)), from
 /// the sizes of weights ([`by_magnitude`](Self::by_magnitude)), from the zeros of a pruned model
 /// ([`from_zeros`](Self::from_zeros)) or from a model that carries masks ([`of`](Self::of)); it goes onto a model with [`attach`](Self::attach), or with
-/// [`replace`](Self::replace) if masks are there already. Serializes to one bit per weight.
+/// [`replace`](Self::replace) if masks are there already. Serializes to one bit per weight,
+/// packed into bytes: in JSON, a list of these, some four bits.
 ///
 /// ```
 /// use burn_lean_prune::{Layout, LayerKind, Masks};

@@ -28,9 +28,10 @@ impl Selection {
         };
         visit_with_path(model, &mut gather);
         // What an optimizer left behind a mask is no weight.
+        let layers = self.layers_by_path();
         for mask in attached_masks(model) {
-            let position = self.layer_at(&mask.path);
-            if let Some(part) = position.and_then(|at| gather.parts[at].as_mut()) {
+            let position = layers.get(mask.path.as_str());
+            if let Some(part) = position.and_then(|at| gather.parts[*at].as_mut()) {
                 let kept = as_constants(&mask.kept, self.device());
                 *part = zero_pruned(part.clone(), kept);
             }

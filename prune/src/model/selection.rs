@@ -219,9 +219,12 @@ impl Selection {
     /// and reports; those of tied parameters add up.
     pub fn with_flops(mut self, flops_per_weight: &HashMap<String, f64>) -> Self {
         let mut counted = vec![None; self.layout.layers().len()];
-        for (path, flops) in flops_per_weight {
-            if let Some(layer) = self.layer_at(path) {
-                *counted[layer].get_or_insert(0.0) += flops;
+        {
+            let layers = self.layers_by_path();
+            for (path, flops) in flops_per_weight {
+                if let Some(layer) = layers.get(path.as_str()) {
+                    *counted[*layer].get_or_insert(0.0) += flops;
+                }
             }
         }
         let mut layout = Layout::new();
@@ -233,15 +236,23 @@ impl Selection {
         self
     }
 
-    /// Position among the layers of the layout of the one with this path, or tied to it.
-    pub(crate) fn layer_at(&self, path: &str) -> Option<usize> {
-        let parameter = self.parameters.iter().find(|other| other.path == path)?;
-        let path = match &parameter.excluded {
-            Some(ExcludedBecause::TiedTo(first)) => first,
-            _ => path,
-        };
-        let layers = self.layout.layers();
-        layers.iter().position(|layer| layer.path == *path)
+    /// Positions among the layers of the layout by path, also by the paths that are tied to a layer.
+    pub(crate) fn layers_by_path(&self) -> HashMap<&str, usize> {
+        let layers = self.layout.layers().iter().zip(0..);
+        let firsts: HashMap<&str, usize> = layers
+            .map(|(layer, at)| (layer.path.as_str(), at))
+            .collect();
+        let mut all = HashMap::with_capacity(self.parameters.len());
+        for parameter in &self.parameters {
+            let path = match &parameter.excluded {
+                Some(ExcludedBecause::TiedTo(first)) => first,
+                _ => &parameter.path,
+            };
+            if let Some(at) = firsts.get(path.as_str()) {
+                all.entry(parameter.path.as_str()).or_insert(*at);
+            }
+        }
+        all
     }
 
     /// Positions of the parameters among the layers of the layout.

@@ -130,11 +130,51 @@ impl Feasible {
         }
     }
 
-    /// How many times the budget all weights are: p/k, or the dense operations over their bound.
+    /// How many times its budget a pool is, at most: p/k of it, or the dense operations over their bound.
     pub(crate) fn share(&self) -> f64 {
-        let weights = self.parameters as f64 / self.k() as f64;
+        let kept = self.pools.iter().map(|pool| match &self.shape {
+            Shape::Blocks { n, m, .. } => pool.k.min(pool.range.len() / m * n),
+            _ => pool.k,
+        });
+        let pools = self.pools.iter().zip(kept).filter(|(_, kept)| *kept > 0);
+        let shares = pools.map(|(pool, kept)| pool.range.len() as f64 / kept as f64);
+        shares.fold(self.operations_share(), f64::max)
+    }
+
+    /// The weights of the pools that lose some, and how many times their budget these are together: what
+    /// stays dense has nothing to be searched.
+    pub(crate) fn contested(&self) -> (usize, f64) {
+        let untouched = self.untouched();
+        let weights = self.parameters - untouched;
+        let kept = (self.k() - untouched).max(1);
+        let share = weights as f64 / kept as f64;
+        (weights, share.max(self.operations_share()))
+    }
+
+    /// The weights of the pools that keep all of theirs.
+    pub(crate) fn untouched(&self) -> usize {
+        let pools = self.pools.iter().filter(|pool| !self.is_contested(pool));
+        pools.map(|pool| pool.range.len()).sum()
+    }
+
+    /// Whether a weight may have to go.
+    pub(crate) fn may_leave(&self, index: usize) -> bool {
+        self.is_contested(&self.pools[self.pool_of(index)])
+    }
+
+    /// Whether weights of a pool may have to go.
+    fn is_contested(&self, pool: &Pool) -> bool {
+        let is_blocked = match &self.shape {
+            Shape::Blocks { n, m, .. } => n < m,
+            _ => false,
+        };
+        is_blocked || self.operations.is_some() || pool.k < pool.range.len()
+    }
+
+    /// The dense operations over their bound, 1 without one.
+    fn operations_share(&self) -> f64 {
         let operations = self.operations.as_ref();
-        weights.max(operations.map_or(1.0, |operations| operations.dense / operations.bound))
+        operations.map_or(1.0, |operations| operations.dense / operations.bound)
     }
 
     /// The allowed support with the largest total score among `candidates`; ascending. Ties go to
@@ -300,11 +340,16 @@ impl Feasible {
             .collect()
     }
 
-    /// `count` weights, divided among the pools as the budget is.
+    /// `count` weights, divided among the pools that lose some as the budget is.
     fn shares(&self, count: usize) -> Vec<usize> {
-        let k = self.pools.iter().map(|pool| pool.k).sum::<usize>().max(1);
-        let share = |pool: &Pool| (count as u128 * pool.k as u128).div_ceil(k as u128) as usize;
-        self.pools.iter().map(share).collect()
+        let kept = self.pools.iter().map(|pool| match self.is_contested(pool) {
+            true => pool.k as u128,
+            false => 0,
+        });
+        let kept: Vec<u128> = kept.collect();
+        let all = kept.iter().sum::<u128>().max(1);
+        let share = |kept: &u128| (count as u128 * kept).div_ceil(all) as usize;
+        kept.iter().map(share).collect()
     }
 
     /// The weights of units, ascending.

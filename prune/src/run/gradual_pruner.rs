@@ -255,7 +255,7 @@ impl GradualPruner {
             };
             let pruned = pruner.prune_as(first, selection, model, &forward, batches)?;
             let nonzeros = pruned.masks.nonzeros();
-            tracing::info!(stage, sparsity = *target, nonzeros, "stage of pruning");
+            tracing::info!(stage, target = *target, nonzeros, "stage of pruning");
             let training = StageTraining::new(
                 (stage, budgets.len()),
                 (self.epochs, self.last_epochs),
@@ -303,7 +303,7 @@ impl GradualPruner {
         } = &self.pruner;
         let selection = self.selection(model)?;
         let schedule = (&self.schedule, self.stages);
-        let budgets = stage_budgets(budget, pattern, schedule, selection.layout().len())?;
+        let budgets = stage_budgets(budget, pattern, schedule, selection.layout())?;
         selection.warn_of_excluded();
         let store = match &self.state {
             Some(folder) => {

@@ -111,7 +111,8 @@ pub struct StageReport {
     pub stage: usize,
     /// Number of stages.
     pub stages: usize,
-    /// Sparsity over the prunable weights that it aimed at.
+    /// Sparsity over the prunable weights that it aimed at; of a bound on operations, the part of these that was
+    /// to go.
     pub target: f64,
     /// Weights kept.
     pub nonzeros: usize,
@@ -275,7 +276,7 @@ impl PrunerConfig {
             }
             tracing::info!(
                 stage,
-                sparsity = *target,
+                target = *target,
                 objective = report.objective,
                 loss = report.gradients.loss,
                 "stage of pruning"

@@ -1,21 +1,22 @@
 //! What each stage of a run may keep.
 
 use crate::model::checks::accept;
-use crate::{Budget, PruneError, SparsityPattern, SparsitySchedule};
+use crate::model::layout::Layer;
+use crate::{Budget, Layout, PruneError, SparsityPattern, SparsitySchedule};
 
-/// Target and budget of each of `stages` stages, whose last has this budget and pattern over so many
-/// parameters.
+/// Target and budget of each of `stages` stages, whose last has this budget and pattern over these
+/// parameters. A target is a sparsity over all of them; of a bound on operations, the part of these that goes.
 pub(crate) fn stage_budgets(
     budget: &Budget,
     pattern: &SparsityPattern,
     (schedule, stages): (&SparsitySchedule, usize),
-    parameters: usize,
+    layout: &Layout,
 ) -> Result<Vec<(f64, Budget)>, PruneError> {
     accept(stages > 0, "stages", stages, "at least 1")?;
     let last_budget = budget;
     let targets = |sparsity| schedule.targets(sparsity, stages);
     // The last stage has the budget as it was given.
-    let staged = |targets: Vec<f64>, budget: &dyn Fn(f64) -> Budget| {
+    let staged = |targets: Vec<f64>, budget: &dyn Fn(f64) -> Budget| -> Vec<(f64, Budget)> {
         let last = targets.len() - 1;
         let stages = targets.into_iter().enumerate();
         stages
@@ -29,7 +30,7 @@ pub(crate) fn stage_budgets(
         Budget::Sparsity(sparsity) => staged(targets(*sparsity)?, &Budget::Sparsity),
         Budget::PerLayer(sparsity) => staged(targets(*sparsity)?, &Budget::PerLayer),
         Budget::Keep(k) => {
-            let k = *k;
+            let (k, parameters) = (*k, layout.len());
             if k == 0 || k >= parameters {
                 return Err(PruneError::KeptCount {
                     k,
@@ -55,7 +56,12 @@ pub(crate) fn stage_budgets(
         }
         Budget::PerLayerTargets(layers) => {
             let highest = layers.values().copied().fold(0.0, f64::max);
-            staged(targets(highest)?, &|target| {
+            let pruned = layers.iter().map(|(path, sparsity)| {
+                let weights = layout.layer(path).map_or(0, Layer::len);
+                sparsity * weights as f64
+            });
+            let overall = pruned.sum::<f64>() / layout.len() as f64;
+            let stages = staged(targets(highest)?, &|target| {
                 let share = target / highest;
                 let layers = layers.iter();
                 Budget::PerLayerTargets(
@@ -63,7 +69,11 @@ pub(crate) fn stage_budgets(
                         .map(|(path, sparsity)| (path.clone(), sparsity * share))
                         .collect(),
                 )
-            })
+            });
+            let stages = stages.into_iter();
+            stages
+                .map(|(target, budget)| (overall * (target / highest), budget))
+                .collect()
         }
         // A pattern is there or not: every stage has it whole.
         other => {

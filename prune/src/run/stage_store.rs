@@ -129,8 +129,7 @@ impl StageStore {
             masks: masks.clone(),
             reports: reports.to_vec(),
         };
-        let json =
-            serde_json::to_vec_pretty(&done).map_err(|e| failed("the stage", e.to_string()))?;
+        let json = serde_json::to_vec(&done).map_err(|e| failed("the stage", e.to_string()))?;
         let checksums = Checksums {
             model: crc32fast::hash(&bytes),
             stage: crc32fast::hash(&json),
@@ -196,7 +195,14 @@ impl StageStore {
         }
         let done: Done<R> = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         let run = as_read(&self.run).map_err(|e| damaged(e.to_string()))?;
-        if let Some(field) = differing(&done.run, &run) {
+        // Earlier versions kept a bound of the user's own, which changes no number.
+        let mut kept = done.run.clone();
+        if let Some(Value::Object(fisher)) = kept.get_mut("fisher")
+            && let Some(bound) = run.get("fisher").and_then(|now| now.get("memory_bound"))
+        {
+            fisher.insert("memory_bound".into(), bound.clone());
+        }
+        if let Some(field) = differing(&kept, &run) {
             return Err(PruneError::StagesOfAnotherRun {
                 path: self.folder.display().to_string(),
                 field,

@@ -12,7 +12,9 @@ use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
 use crate::solver::check;
 use crate::solver::grid::levels::Levels;
-use crate::{Batch, Budget, Layout, PruneError, PrunerConfig, RidgeChoice, Selection};
+use crate::{
+    Batch, Budget, FisherConfig, Layout, PruneError, PrunerConfig, RidgeChoice, Selection,
+};
 
 /// A run that has not begun.
 pub(crate) struct Start {
@@ -34,7 +36,7 @@ impl PrunerConfig {
             &self.solver.budget,
             &self.solver.pattern,
             (&self.schedule, self.stages),
-            selection.layout().len(),
+            selection.layout(),
         )?;
         check(&self.solver)?;
         self.check_budgets(&budgets, selection.layout())?;
@@ -61,6 +63,7 @@ impl PrunerConfig {
                 // Where numbers lie does not change them, nor whether somebody looks on.
                 let mut config = self.clone().with_state(None);
                 config.fisher.on_disk = None;
+                config.fisher.memory_bound = FisherConfig::new(1).memory_bound;
                 config.fisher.progress = true;
                 Some(StageStore::new(folder, &config, attached(model), run)?)
             }

@@ -46,12 +46,16 @@ impl Weight {
         let outputs = 1 - axis.min(1);
         let stride = |axis: usize| self.shape[axis + 1..].iter().product::<usize>();
         let (by_input, by_output) = (stride(axis), stride(outputs));
-        let mut sums = vec![0.0_f64; self.shape[outputs]];
-        for (at, w) in self.values.iter().enumerate() {
-            let input = at / by_input % self.shape[axis];
-            if let Some(which) = places.iter().position(|place| *place == input) {
-                let output = at / by_output % self.shape[outputs];
-                sums[output] += f64::from(*w) * f64::from(constants[which]);
+        let (inputs, count) = (self.shape[axis], self.shape[outputs]);
+        let mut sums = vec![0.0_f64; count];
+        // Those places alone: a reader of thousands of units is asked for each of them.
+        for block in 0..self.values.len() / (by_input * inputs).max(1) {
+            for (place, constant) in places.iter().zip(constants) {
+                let first = (block * inputs + place) * by_input;
+                let weights = &self.values[first..first + by_input];
+                for (at, w) in (first..).zip(weights) {
+                    sums[at / by_output % count] += f64::from(*w) * f64::from(*constant);
+                }
             }
         }
         sums.into_iter().map(|sum| sum as f32).collect()
@@ -194,4 +198,37 @@ fn keep<const D: usize>(param: Param<Tensor<D>>, axis: usize, kept: &[usize]) ->
         .detach()
         .set_require_grad(trains);
     Param::from_mapped_value(ParamId::new(), value, mapper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of matrices that lie either way, and of convolutions.
+    #[test]
+    fn constants_are_applied_as_a_layer_applies_its_inputs() {
+        let cases: [(Vec<usize>, usize); 4] = [
+            (vec![4, 3], 0),
+            (vec![3, 4], 1),
+            (vec![3, 4, 2, 5], 1),
+            (vec![4, 3, 2], 0),
+        ];
+        for (shape, axis) in cases {
+            let count: usize = shape.iter().product();
+            let values: Vec<f32> = (0..count).map(|at| (at * at % 17) as f32 - 8.0).collect();
+            let inputs = [0.0_f32, 2.0, 0.0, -3.0];
+            let mut expected = vec![0.0_f32; 3];
+            let behind: usize = shape[2..].iter().product();
+            for (at, value) in values.iter().enumerate() {
+                let [first, second] = [at / behind / shape[1], at / behind % shape[1]];
+                let (input, output) = match axis {
+                    0 => (first, second),
+                    _ => (second, first),
+                };
+                expected[output] += value * inputs[input];
+            }
+            let weight = Weight { shape, values };
+            assert_eq!(weight.applied(axis, &[1, 3], &[2.0, -3.0]), expected);
+        }
+    }
 }

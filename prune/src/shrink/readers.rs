@@ -90,7 +90,7 @@ impl Readers {
     }
 
     /// The constant that arrives at these places, where it is one that can be left out or moved into
-    /// a bias, with that bias.
+    /// a bias, with that bias; zeros move into none.
     pub(super) fn constants(
         &self,
         axis: &UnitAxis,
@@ -101,7 +101,8 @@ impl Readers {
         let constants = places.map(|place| *reader.constants.get(*place)?);
         let constants: Vec<f32> = constants.collect::<Option<_>>()?;
         let is_zero = constants.iter().all(|x| *x == 0.0);
-        (is_zero || reader.bias.is_some()).then_some((constants, reader.bias))
+        let bias = reader.bias.filter(|_| !is_zero);
+        (is_zero || bias.is_some()).then_some((constants, bias))
     }
 }
 
@@ -127,4 +128,31 @@ fn biases<O: Tensors>(walk: &Walk<O>) -> HashMap<usize, ParamId> {
         .iter()
         .filter_map(|product| Some((product.node, of(product)?)))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_lean_graph::UnitRole;
+
+    #[test]
+    fn zeros_can_be_left_out_and_move_into_no_bias() {
+        let bias = ParamId::new();
+        let axis = UnitAxis {
+            path: "weight".into(),
+            id: ParamId::new(),
+            axis: 0,
+            role: UnitRole::Reads,
+            places: vec![vec![0], vec![1], vec![2]],
+        };
+        let of = |bias| {
+            let constants = vec![Some(0.0), Some(0.5), None];
+            let reader = Reader { constants, bias };
+            let readers = Readers(HashMap::from([(("weight".into(), 0), reader)]));
+            [0, 1, 2].map(|unit| readers.constants(&axis, unit))
+        };
+        let half = Some((vec![0.5], Some(bias)));
+        assert_eq!(of(Some(bias)), [Some((vec![0.0], None)), half, None]);
+        assert_eq!(of(None), [Some((vec![0.0], None)), None, None]);
+    }
 }

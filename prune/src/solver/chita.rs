@@ -80,12 +80,12 @@ fn search(
     let stages = config.stages;
     // Of many weights, no more than a quarter of those that will be pruned: the others would only
     // be pruned again. A few thousand cost nothing.
-    let share = feasible.share();
-    let k = problem.parameters() as f64 / share;
+    let (weights, share) = feasible.contested();
+    let k = weights as f64 / share;
     let most = (0.75 + 0.25 * share).max(CHEAP / k);
     let expansion = match stages {
         0 => 1.0,
-        _ => config.expansion.min(most).min(share).max(1.0),
+        _ => config.expansion.min(most).min(feasible.share()).max(1.0),
     };
     let first = feasible.select(&all, &magnitude, expansion)?;
     let mut set = WorkingSet::new(problem, first, negligible, shared)?;

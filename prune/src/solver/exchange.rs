@@ -42,7 +42,7 @@ struct Candidates {
     leverage: Vec<f64>,
     /// Gradient of all weights.
     gradient: Vec<f64>,
-    /// Kept weights, the cheapest to remove first, with what they cost.
+    /// Kept weights that may leave, the cheapest to remove first, with what they cost.
     kept: Vec<Kept>,
     /// Pruned weights that may enter, the best first.
     pruned: Vec<usize>,
@@ -156,6 +156,7 @@ impl Search<'_> {
         let mut kept: Vec<Kept> = support
             .iter()
             .zip(&self.solved.weights)
+            .filter(|(index, _)| self.feasible.may_leave(**index))
             .map(|(index, weight)| {
                 let weight = f64::from(*weight);
                 let cost = match dead.contains(*index) {

@@ -1,7 +1,7 @@
 //! Splicing: many pruned weights at a time against as many kept ones, by what each is worth.
 //!
 //! ```text
-//! m ← k/8
+//! m ← k/8, k without what stays dense
 //! repeat while m ≥ 1:
 //!     S' ← S and the m pruned weights that gain most
 //!     w  ← the exact minimum on S'
@@ -24,7 +24,7 @@ use crate::problem::solution::Step;
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 
-/// The first m, as a part of the kept weights.
+/// The first m, as a part of the kept weights where some go.
 const FIRST: usize = 8;
 /// An improvement is one above this fraction of the sum of squares: F32 products tell no more apart.
 pub(crate) const TOLERANCE: f64 = 1e-6;
@@ -73,7 +73,8 @@ pub(crate) fn splice<S: Spliceable>(
     dead: &Dead,
     clock: &mut Clock,
 ) -> Result<S, PruneError> {
-    let mut count = state.support().len().div_ceil(FIRST);
+    let contested = state.support().len().saturating_sub(feasible.untouched());
+    let mut count = contested.div_ceil(FIRST);
     let mut appraised = None;
     for _ in 0..rounds.most {
         let appraisal = match appraised.take() {

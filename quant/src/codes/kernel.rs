@@ -322,7 +322,7 @@ fn codes(x: &[f32], inputs: usize, grids: &[CodeGrid]) -> Option<Vec<i16>> {
     are_finite.into_iter().all(|is| is).then_some(codes)
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(test)]
 mod tests {
     use burn::module::Module;
     use burn::nn::LinearConfig;

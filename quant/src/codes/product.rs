@@ -103,8 +103,40 @@ pub(crate) struct Layer<'a> {
 }
 
 /// Whether products of codes are fast enough, of shapes and schemes that were looked at.
-#[derive(Debug, Default)]
-pub(crate) struct Speeds(HashMap<String, Result<(), String>>);
+#[derive(Debug)]
+pub(crate) struct Speeds {
+    known: HashMap<String, Result<(), String>>,
+    /// Numbers in the rest of the model.
+    others: usize,
+}
+
+impl Speeds {
+    /// In a model of so many parameters.
+    pub(crate) fn of(parameters: usize) -> Self {
+        Self {
+            known: HashMap::new(),
+            others: parameters,
+        }
+    }
+}
+
+/// So many numbers are beyond the caches of a CPU.
+const BEYOND_CACHES: usize = 1 << 24;
+
+/// What a forward pass reads between two uses of a weight: in a large model none finds its numbers in a cache.
+struct Rest(Vec<f32>);
+
+impl Rest {
+    fn of(numbers: usize) -> Self {
+        Self(vec![1.0; numbers.min(BEYOND_CACHES)])
+    }
+
+    fn read(&self) {
+        // A number of each line of 64 bytes.
+        let sum: f32 = self.0.iter().step_by(16).sum();
+        std::hint::black_box(sum);
+    }
+}
 
 /// A kernel that multiplies by codes, if one does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -160,8 +192,14 @@ pub(crate) fn in_product<const D: usize>(
         let (shape, scheme) = (quantized.shape(), quantized.scheme());
         let (stored, Layer { dtype, factors, .. }) = (held.dtype(), layer);
         let key = format!("{shape:?} {scheme} {stored:?} {dtype:?} {factors:?} {device:?}");
-        let known = speeds.0.entry(key);
-        known.or_insert_with(|| product.compare_speed()).clone()?;
+        let others = match on_host(&device) {
+            true => speeds.others.saturating_sub(quantized.codes().len()),
+            false => 0,
+        };
+        let known = speeds.known.entry(key);
+        known
+            .or_insert_with(|| product.compare_speed(others))
+            .clone()?;
     }
     Ok(kernel)
 }
@@ -300,17 +338,22 @@ impl Product {
         Ok(())
     }
 
+    /// `others` are the numbers of the model that are read between two products.
+    ///
     /// # Errors
     ///
     /// With how many rows the product of codes is slower than that of floats, and by how much.
-    pub(crate) fn compare_speed(&self) -> Result<(), String> {
+    pub(crate) fn compare_speed(&self, others: usize) -> Result<(), String> {
         let [inputs, _] = self.values.dims();
+        let rest = Rest::of(others);
         for rows in ROWS {
             let x = Comb { rows, inputs }.tensor(&self.values);
             let (mut floats, mut codes) = (Duration::MAX, Duration::MAX);
             // The first of each compiles.
             for run in 0..=RUNS {
+                rest.read();
                 let of_floats = self.time(|| self.of_values(&x))?;
+                rest.read();
                 let of_codes = self.time(|| self.of_codes(&x))?;
                 if run > 0 {
                     (floats, codes) = (floats.min(of_floats), codes.min(of_codes));
@@ -496,7 +539,7 @@ mod tests {
         assert!(reason.contains("is off by"), "{reason}");
         let held = Stored::Values(stored);
         let look = |asked| {
-            let speeds = &mut Speeds::default();
+            let speeds = &mut Speeds::of(960);
             in_product(Some(&held), &quantized, of_kind(LINEAR), asked, speeds)
         };
         assert_eq!(look(Dequantize::EveryUse), Ok(Kernel::default()));

@@ -174,7 +174,7 @@ impl ConvertConfig {
             exact: HashMap::new(),
             codes: HashMap::new(),
             held: HashSet::new(),
-            speeds: Speeds::default(),
+            speeds: Speeds::of(model.num_params()),
             error: None,
         };
         let model = map_with_path(model, &mut converter);

@@ -38,7 +38,7 @@ pub fn to_codes<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D, Int> {
-    let Some((Rule { groups, .. }, qparams)) = Rule::new(&x, qparams, scheme) else {
+    let Some((Rule { groups, .. }, qparams)) = Rule::new(x.dtype(), &x, qparams, scheme) else {
         return x.int();
     };
     let shape = x.dims();
@@ -94,7 +94,8 @@ pub(crate) fn from_numbers<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D> {
-    let Some((Rule { groups, .. }, qparams)) = Rule::new(&numbers, qparams, scheme) else {
+    let dtype = numbers.dtype();
+    let Some((Rule { groups, .. }, qparams)) = Rule::new(dtype, &numbers, qparams, scheme) else {
         return numbers;
     };
     let shape = numbers.dims();

@@ -1,6 +1,8 @@
 //! Fake quantization on CubeCL's backends (wgpu, Vulkan, CUDA…): one kernel for each operation,
 //! where composed operations would read and write memory nine times.
 
+mod extremes;
+
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{TensorMetadata, get_or_init_device_settings};
@@ -16,6 +18,7 @@ use burn_cubecl::tensor::CubeTensor;
 use crate::fake::Clip;
 use crate::fake::composed;
 use crate::fake::kernel::{Kernel, LearnedGradients, Rule, Wanted};
+use crate::format::groups::Groups;
 use crate::format::number_format::Grid;
 use crate::format::step::Floats;
 
@@ -78,6 +81,13 @@ impl Kernel for CubeBackend {
             zero_point: wanted
                 .zero_point
                 .then(|| composed::sum::<Self>(of_zero, &rule.groups)),
+        }
+    }
+
+    fn range(x: CubeTensor, groups: &Groups) -> (CubeTensor, CubeTensor) {
+        match groups.count() {
+            1 => extremes::extremes(x),
+            _ => composed::range::<Self>(x, groups),
         }
     }
 }

@@ -8,7 +8,9 @@ use burn_fusion::custom::TensorSpec;
 use burn_fusion::{Fusion, FusionBackend};
 use burn_lean_graph::fused::{Output, queue};
 
+use crate::fake::composed;
 use crate::fake::kernel::{Kernel, LearnedGradients, Rule, Wanted};
+use crate::format::groups::Groups;
 
 impl<B: FusionBackend + Kernel> Kernel for Fusion<B> {
     fn quantize_dequantize(
@@ -91,6 +93,22 @@ impl<B: FusionBackend + Kernel> Kernel for Fusion<B> {
             scale,
             zero_point: Some(zero_point),
         }
+    }
+
+    fn range(x: FloatTensor<Self>, groups: &Groups) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        // The reductions of several groups take part in fusion.
+        if groups.count() > 1 {
+            return composed::range::<Self>(x, groups);
+        }
+        let of_all = float(Shape::from([1]));
+        let outputs = [of_all.clone(), of_all];
+        let groups = groups.clone();
+        let operation = move |[x]: [_; 1]| {
+            let (min, max) = B::range(x, &groups);
+            [min, max].map(Output::Float)
+        };
+        let [min, max] = queue::<B, _, _>("range", [x], outputs, operation);
+        (min, max)
     }
 }
 

@@ -38,8 +38,8 @@ pub(crate) struct LearnedGradients<T> {
 /// `[groups]`.
 ///
 /// The default is [composed](crate::composed) of the backend's operations. A backend whose tensors
-/// lie in the host's memory does it in one pass, and so does a kernel of the GPU backends. All give
-/// the same bits.
+/// lie in the host's memory does it in one pass, and so does a kernel of the GPU backends (a range of several
+/// groups is composed there). All give the same bits.
 pub(crate) trait Kernel: Backend {
     /// What the quantized `x` stands for.
     fn quantize_dequantize(

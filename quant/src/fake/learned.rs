@@ -1,7 +1,7 @@
 //! Fake quantization with a learned scale and zero point: LSQ and LSQ+.
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::fake::kernel::Rule;
@@ -82,10 +82,23 @@ pub fn fake_quantize_learned<const D: usize>(
     scheme: &Scheme,
     gradient: LearnedGradient,
 ) -> Tensor<D> {
-    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(&x, qparams, scheme) else {
+    let dtype = x.dtype();
+    fake_quantize_learned_as(dtype, x, qparams, scheme, gradient)
+}
+
+/// The same of values that were of this dtype, and come back in it; `x` is what they are, or F32 already.
+pub(crate) fn fake_quantize_learned_as<const D: usize>(
+    dtype: DType,
+    x: Tensor<D>,
+    qparams: &QuantParams,
+    scheme: &Scheme,
+    gradient: LearnedGradient,
+) -> Tensor<D> {
+    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(dtype, &x, qparams, scheme)
+    else {
         return x;
     };
-    rule.in_whole_groups(x, |x, rule| {
+    rule.in_whole_groups(dtype, x, |x, rule| {
         let [scale, zero_point] = [scale, zero_point].map(Tensor::into_dispatch);
         Dispatch::fake_quantize_learned(x, scale, zero_point, rule, gradient)
     })

@@ -47,10 +47,22 @@ pub fn fake_quantize<const D: usize>(
     qparams: &QuantParams,
     scheme: &Scheme,
 ) -> Tensor<D> {
-    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(&x, qparams, scheme) else {
+    let dtype = x.dtype();
+    fake_quantize_as(dtype, x, qparams, scheme)
+}
+
+/// The same of values that were of this dtype, and come back in it; `x` is what they are, or F32 already.
+pub(crate) fn fake_quantize_as<const D: usize>(
+    dtype: DType,
+    x: Tensor<D>,
+    qparams: &QuantParams,
+    scheme: &Scheme,
+) -> Tensor<D> {
+    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(dtype, &x, qparams, scheme)
+    else {
         return x;
     };
-    rule.in_whole_groups(x, |x, rule| {
+    rule.in_whole_groups(dtype, x, |x, rule| {
         let [scale, zero_point] = [scale, zero_point].map(Tensor::into_dispatch);
         Dispatch::fake_quantize(x, scale, zero_point, rule)
     })
@@ -70,13 +82,14 @@ pub(crate) fn to_dtype<const D: usize>(values: Tensor<D>, dtype: FloatDType) -> 
 }
 
 impl Rule {
-    /// With scales and zero points in F32, which whatever computes with them reads; gradients pass through the
-    /// cast. None if `x` has no elements.
+    /// For values of this dtype in the shape of `x`, with scales and zero points in F32, which whatever computes
+    /// with them reads; gradients pass through the cast. None if `x` has no elements.
     ///
     /// # Panics
     ///
     /// As [`fake_quantize`].
     pub(crate) fn new<const D: usize>(
+        dtype: DType,
         x: &Tensor<D>,
         qparams: &QuantParams,
         scheme: &Scheme,
@@ -98,18 +111,18 @@ impl Rule {
         let rule = Self {
             grid: scheme.format.grid(),
             groups,
-            limit: (x.dtype() == DType::F16).then_some(LARGEST_HALF),
+            limit: (dtype == DType::F16).then_some(LARGEST_HALF),
         };
         Some((rule, qparams.in_f32()))
     }
 
-    /// What `quantize` makes of `x` in F32 and in whole groups, as `x` is. Added zeros get no gradient.
+    /// What `quantize` makes of `x` in F32 and in whole groups, in this dtype. Added zeros get no gradient.
     pub(crate) fn in_whole_groups<const D: usize>(
         self,
+        dtype: DType,
         x: Tensor<D>,
         quantize: impl FnOnce(DispatchTensor, Self) -> DispatchTensor,
     ) -> Tensor<D> {
-        let dtype = x.dtype();
         let groups = self.groups.clone();
         let x = groups.pad(x.cast(FloatDType::F32).into_dispatch(), Padding::Zeros);
         let y = groups.cut_off(quantize(x, self));

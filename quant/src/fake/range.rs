@@ -28,7 +28,8 @@ pub struct Range {
 impl Range {
     /// The range of each group of `x`, without gradient; F32 whatever the dtype of `x`.
     ///
-    /// On the CPU a NaN makes the range of its group NaN; other devices may leave it out.
+    /// A NaN makes the range of its group NaN; where there are several groups, other devices than CPUs may
+    /// leave it out.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -20,9 +20,16 @@ pub enum Learned {
     /// The scale is a parameter:
     /// [Learned Step Size Quantization, Esser et al., 2020](https://arxiv.org/abs/1902.08153).
     ///
-    /// It starts from the first batch that is quantized, or from a [`calibrate`](crate::calibrate)
-    /// before: calibrate where the first batch may hold infinities or NaN, which it does not get
-    /// over.
+    /// It starts from the first batch that is quantized and has no infinities or NaN, or from a
+    /// [`calibrate`](crate::calibrate) before: from the whole range that this observed. With 3 bits and less that
+    /// is a step that rounds most values to zero: there calibrate with the observer
+    /// [`ObserverConfig::histogram`] of [`RangeMethod::Search`](crate::RangeMethod::Search), or, on one device, not
+    /// at all. Layers that are called several times in a forward pass (a hidden state, a shared head) start from
+    /// the first call; calibrate where later ones see larger values.
+    ///
+    /// Its gradient is divided by √(N · quant_max), where N counts what shares the scale in a batch, as in
+    /// PyTorch; the paper counts the activations of one example. Plain SGD moves scales of activations √batch
+    /// times less for it; adaptive optimizers do not see it.
     Lsq,
     /// Scale and zero point are parameters:
     /// [LSQ+, Bhalgat et al., 2020](https://arxiv.org/abs/2004.09576).

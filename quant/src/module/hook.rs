@@ -10,7 +10,7 @@ use burn_lean_graph::hooks::{self, Hook, HookedAt};
 use crate::module::listen::listener::Listener;
 use crate::module::listen::shown_inputs::ShownInputs;
 use crate::module::on_tape::on_tape;
-use crate::{FakeQuantize, Granularity, ObserverConfig, QuantError};
+use crate::{FakeQuantize, FakeQuantizeConfig, Granularity, Learned, ObserverConfig, QuantError};
 
 /// A quantizer of a model that is recorded or executed; it shares the state of the model's own.
 struct Hooked(FakeQuantize);
@@ -28,6 +28,19 @@ impl FakeQuantize {
             });
         }
         hooks::offer(self.identity(), || Arc::new(Hooked(self.handle())))
+    }
+
+    /// Whether each step of a recurrence has a range of its own: one of the values at hand does not know of
+    /// later steps. A row has its own in either case, and a learned scale is one for all.
+    pub(crate) fn takes_steps(&self) -> bool {
+        let FakeQuantizeConfig {
+            scheme,
+            observer,
+            learned,
+        } = self.config();
+        let is_of_these_values =
+            *observer == ObserverConfig::Memoryless && *learned == Learned::None;
+        is_of_these_values && scheme.granularity != Granularity::PerToken
     }
 
     /// In a recording, what stands for the quantized `x`.
@@ -59,10 +72,8 @@ impl Hook for Hooked {
         self.0.check().map_err(|error| error.to_string())
     }
 
-    /// A range that is that of the values at hand is one of each step; a row has its own in either case.
     fn takes_parts(&self) -> bool {
-        let is_of_these_values = self.0.config().observer == ObserverConfig::Memoryless;
-        is_of_these_values && self.0.scheme().granularity != Granularity::PerToken
+        self.0.takes_steps()
     }
 
     fn freezes_batch_norm(&self) -> bool {

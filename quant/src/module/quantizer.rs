@@ -417,6 +417,11 @@ impl FakeQuantize {
         })
     }
 
+    /// After a calibration that has given it a finite range.
+    pub(crate) fn settled(self) -> Self {
+        self.edit(|state| state.observer.settle())
+    }
+
     /// With these as the first of what is learned.
     pub(crate) fn started(self, first: QuantParams) -> Self {
         self.edit(|state| state.start_learning(first))

@@ -25,7 +25,7 @@ pub enum Dequantize {
     EveryUse,
     /// Not at all where a product reads codes. Each weight's product is looked at when it is
     /// converted or loaded, with 1, 8 and 64 rows: it must be as exact as a product of floats and, which is measured
-    /// once for each shape, not slower. All other weights are dequantized once, and the report says why
+    /// once for each shape (on a CPU with as much memory read in between as the rest of the model has), not slower. All other weights are dequantized once, and the report says why
     /// ([`ConvertedWeight::why_once`](crate::deploy::ConvertedWeight::why_once)).
     ///
     /// - On a GPU, Burn's own product: a [`Linear`](burn::nn::Linear) gives it the codes, and only they stay in

@@ -14,7 +14,8 @@ use crate::model::unobserved::{LeftFloat, Unobserved, leave_float, without_range
 use crate::qat::training::{WeightRanges, calibrated};
 use crate::range::observer::ObserverConfig;
 use crate::{
-    NumberFormat, QatConfig, QuantError, QuantizedForward, RangeMethod, Rounding, RoundingConfig,
+    FakeQuantize, Learned, NumberFormat, QatConfig, QuantError, QuantParams, QuantizedForward,
+    RangeMethod, Rounding, RoundingConfig,
     fake::Range,
     module::{LayerInputs, RunOutcome},
 };
@@ -79,7 +80,8 @@ pub enum WeightRange {
 #[derive(Config, Debug)]
 pub struct PtqConfig {
     /// What is quantized, and how. The mode decides about the observers of activations; the
-    /// schedule must quantize from step 0 on. Default: that of [`QatConfig`].
+    /// schedule must quantize from step 0 on, and in static mode freezes observers there unless it
+    /// names a step. Default: that of [`QatConfig`].
     #[config(default = "QatConfig::new()")]
     pub quantize: QatConfig,
     /// Which numbers are quantized. Default: weights, and activations with static ranges.
@@ -164,6 +166,11 @@ impl PtqConfig {
     /// The result is a prepared model with its ranges, ready for
     /// [`convert`](crate::ConvertConfig::convert). Weights that were rounded other than to nearest
     /// lie on their grid already.
+    ///
+    /// It can be trained on, and what was chosen stays: ranges of weights for good (full ones of a model without
+    /// weights of 4 bits and less, rounded to nearest, follow the weights), those of activations until a
+    /// [`calibrate`](crate::calibrate) or a [schedule](crate::qat::set_schedule) under which observers are not
+    /// frozen. Learned scales start from them; a `calibrate` starts these anew.
     ///
     /// # Errors
     ///
@@ -298,11 +305,20 @@ impl PtqConfig {
     /// What prepares a model like the ones that [`quantize`](Self::quantize) returns: for those who
     /// load a saved one.
     pub fn qat_config(&self) -> QatConfig {
-        self.config(match self.mode {
+        let mut config = self.config(match self.mode {
             PtqMode::WeightOnly => None,
             PtqMode::Dynamic => Some(ObserverConfig::Memoryless),
             PtqMode::Static => Some(ObserverConfig::MinMax),
-        })
+        });
+        if self.mode == PtqMode::Static {
+            // The first batch of a training would widen the ranges that were chosen.
+            let schedule = config.schedule;
+            let frozen = schedule
+                .freeze_observers_at
+                .or(Some(schedule.quantize_from));
+            config.schedule.freeze_observers_at = frozen;
+        }
+        config
     }
 
     /// Whether weights keep the range that is chosen here, instead of that of their values: after
@@ -350,7 +366,12 @@ impl PtqConfig {
         let mut config = self.quantize.clone();
         let weights = |weight: &mut WeightConfig| {
             if self.has_static_weights() {
-                weight.observer = ObserverConfig::MinMax;
+                // Without a memory it keeps the range that it is given. A learned scale is not
+                // observed, but may need the zero point of a range that was.
+                weight.observer = match weight.learned {
+                    Learned::None => ObserverConfig::Memoryless,
+                    _ => ObserverConfig::MinMax,
+                };
             }
         };
         weights(&mut config.weight);
@@ -434,10 +455,16 @@ impl PtqConfig {
         let model = map_quantizers(prepared, |located| match best.remove(&located.path) {
             Some((report, range)) => {
                 ranges.push(report);
-                located.quantizer.with_range(range)
+                keeping(located.quantizer, range)
             }
             None => located.quantizer,
         });
         Ok((leave_float(model, &left), ranges, left))
     }
+}
+
+/// With this range from now on, from which a learned scale starts.
+fn keeping(quantizer: FakeQuantize, range: Range) -> FakeQuantize {
+    let first = QuantParams::from_range(range.clone(), quantizer.scheme());
+    quantizer.with_range(range).started(first)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::WeightRange;
+use super::{WeightRange, keeping};
 use crate::format::groups::Groups;
 use crate::module::listen::watch::{WeightVisitor, visit_weights};
 use crate::{FakeQuantize, QuantError, fake::Range, module::map_quantizers};
@@ -29,7 +29,7 @@ pub(super) fn choose<M: Module>(model: M, method: WeightRange) -> Result<M, Quan
     }
     Ok(map_quantizers(model, |located| {
         match ranges.found.remove(located.quantizer.path()) {
-            Some(range) => located.quantizer.with_range(range),
+            Some(range) => keeping(located.quantizer, range),
             None => located.quantizer,
         }
     }))

@@ -13,6 +13,7 @@ use crate::model::called::uncalled;
 use crate::model::layers::{Layers, Weight};
 use crate::model::unobserved::{Unobserved, without_range};
 use crate::module::sites;
+use crate::module::weight_config::Channels;
 use crate::qat::attach::AttachQuantizers;
 use crate::qat::choices::Choices;
 use crate::qat::found_sites::FoundSites;
@@ -295,8 +296,12 @@ impl QatConfig {
     /// [`QuantError`] if choices contradict each other.
     pub fn validate(&self) -> Result<(), QuantError> {
         self.schedule.validate()?;
-        let shape = [1, 1];
-        let weight = |weight: &WeightConfig| weight.quantizer(&shape, 1, 0).validate();
+        let channels = Channels {
+            output: 1,
+            input: 0,
+            is_stack: false,
+        };
+        let weight = |weight: &WeightConfig| weight.quantizer(&[1, 1], channels).validate();
         weight(&self.weight)?;
         self.activation
             .iter()
@@ -332,6 +337,22 @@ impl QatConfig {
             || overrides.any(|choice| choice.activation.is_some() && choice.matches(path))
     }
 
+    /// The channels of a weight whose output channels are along `axis`.
+    fn channels(&self, weight: &Weight, axis: usize) -> Channels {
+        let found = self.sites.as_ref();
+        let summed = found.and_then(|found| found.summed_axis(&weight.path, axis));
+        let input = summed.unwrap_or(match axis {
+            0 => 1.min(weight.shape.len() - 1),
+            _ => axis - 1,
+        });
+        Channels {
+            output: axis,
+            input,
+            // A kernel has its channels first.
+            is_stack: summed.is_some() || axis > 1,
+        }
+    }
+
     /// The quantizers of one weight; none if it is left out.
     fn quantizer(&self, weight: &Weight) -> Result<Option<WeightQuantizer>, QuantError> {
         let mut choices = Choices::of(self, &weight.path);
@@ -361,11 +382,8 @@ impl QatConfig {
             let quantizer = quantizer.with_schedule(self.schedule).with_path(path);
             quantizer.with_role(role, ordinal)
         };
-        let input_axis = match axis {
-            0 => 1.min(weight.shape.len() - 1),
-            _ => 0,
-        };
-        let of_weight = choices.weight.quantizer(&weight.shape, axis, input_axis);
+        let channels = self.channels(weight, axis);
+        let of_weight = choices.weight.quantizer(&weight.shape, channels);
         let of_weight = of_weight.init_for(&weight.shape, &weight.device)?;
         let activation = |site: &str, wanted: bool, role, ordinal| match &choices.activation {
             Some(config) if wanted => {

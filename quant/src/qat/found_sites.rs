@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use burn::backend::ir::{FloatOperationIr, ModuleOperationIr, OperationIr};
 use burn::module::Module;
-use burn_lean_graph::{Graph, Place, Role};
+use burn_lean_graph::{Graph, Place, Role, SiteUse};
 use serde::{Deserialize, Serialize};
 
 use crate::model::layers::Layers;
@@ -15,6 +16,9 @@ use crate::model::layers::Layers;
 pub struct FoundSites {
     /// Axis of the output channels, by the path of the weight.
     axes: BTreeMap<String, usize>,
+    /// Axis over which a product of matrices adds up, where the weight is read so, by its path.
+    #[serde(default)]
+    summed: BTreeMap<String, usize>,
     /// What can be quantized after a layer, besides its input, by the path of its weight; and which
     /// of several.
     sites: BTreeMap<String, Vec<(Role, usize)>>,
@@ -46,7 +50,7 @@ impl FoundSites {
             match (one.site.role, one.place) {
                 (Role::Weight, _) => {
                     if let Some(axis) = graph.output_channels(&one) {
-                        found.axes.insert(one.site.path, axis);
+                        found.read(graph, &one, axis);
                     }
                 }
                 (Role::Input, _) => {
@@ -68,6 +72,17 @@ impl FoundSites {
         found
     }
 
+    /// Takes in how the forward pass reads a weight whose output channels are along `axis`; of several ways
+    /// the last.
+    fn read(&mut self, graph: &Graph, weight: &SiteUse, axis: usize) {
+        let path = &weight.site.path;
+        self.axes.insert(path.clone(), axis);
+        self.summed.remove(path);
+        if let Some(summed) = summed_axis(graph, weight).filter(|summed| *summed != axis) {
+            self.summed.insert(path.clone(), summed);
+        }
+    }
+
     /// Whether the forward pass does not come by the layer of this weight.
     pub(crate) fn is_uncalled(&self, weight: &str) -> bool {
         self.uncalled.contains(weight)
@@ -80,6 +95,12 @@ impl FoundSites {
 
     pub(crate) fn axis(&self, weight: &str) -> Option<usize> {
         self.axes.get(weight).copied()
+    }
+
+    /// The axis over which products with this weight add up, if its output channels are along `axis`.
+    pub(crate) fn summed_axis(&self, weight: &str, axis: usize) -> Option<usize> {
+        let is_read_so = self.axis(weight) == Some(axis);
+        self.summed.get(weight).copied().filter(|_| is_read_so)
     }
 
     /// The sites after a layer: operands of attentions and other products of two computed tensors,
@@ -101,4 +122,24 @@ impl FoundSites {
             })
             .collect()
     }
+}
+
+/// The axis of a weight, as it lies in its parameter, over which a product of matrices adds up; `None` for other
+/// operations, and where something else than views is between them.
+fn summed_axis(graph: &Graph, weight: &SiteUse) -> Option<usize> {
+    let Place::Operand(position) = weight.place else {
+        return None;
+    };
+    let node = graph.node(weight.node);
+    let operation = node.operation();
+    let rank = operation.inputs().nth(position)?.shape.num_dims();
+    let axis = match operation {
+        OperationIr::Float(_, FloatOperationIr::Matmul(_)) if position == 0 => {
+            rank.checked_sub(1)?
+        }
+        OperationIr::Float(_, FloatOperationIr::Matmul(_)) => rank.checked_sub(2)?,
+        OperationIr::Module(ModuleOperationIr::Linear(_)) => 0,
+        _ => return None,
+    };
+    node.viewed(position, axis).map(|(_, axis)| axis)
 }

@@ -205,7 +205,7 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
                 return quantizer.check_finite().map(|()| quantizer);
             }
             let first = quantizer.qparams()?;
-            Ok(quantizer.started(first))
+            Ok(quantizer.settled().started(first))
         });
         match checked {
             Ok(quantizer) => {

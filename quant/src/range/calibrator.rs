@@ -18,49 +18,78 @@ pub(crate) fn largest_code(scheme: &Scheme, lowest: f32) -> f32 {
 ///
 /// At 100 percent the upper end of the histogram.
 pub fn percentile(magnitudes: &Histogram, percent: f64) -> f32 {
+    match percentile_bin(magnitudes, percent) {
+        Some(bin) => magnitudes.edge(bin),
+        None => magnitudes.max(),
+    }
+}
+
+/// The first bin up to which `percent` of the values lie; `None` at 100 percent.
+pub(crate) fn percentile_bin(magnitudes: &Histogram, percent: f64) -> Option<usize> {
+    if percent >= 100.0 {
+        return None;
+    }
     let total: f64 = magnitudes.counts().iter().sum();
     let mut reached = 0.0;
-    if percent < 100.0 {
-        for (index, count) in magnitudes.counts().iter().enumerate() {
-            reached += count / total;
-            if reached >= percent / 100.0 {
-                return magnitudes.edge(index);
-            }
-        }
+    magnitudes.counts().iter().position(|count| {
+        reached += count / total;
+        reached >= percent / 100.0
+    })
+}
+
+/// Up to so many bins each is tried as the largest magnitude; each takes a look at all bins.
+const TRIED_EACH: usize = 1 << 14;
+/// About how many are tried of more.
+const TRIED: usize = 2048;
+
+/// Bins from one that is tried to the next.
+fn stride(bins: usize) -> usize {
+    match bins > TRIED_EACH {
+        true => bins / TRIED,
+        false => 1,
     }
-    magnitudes.max()
 }
 
 /// The centre of the bin that, as the largest magnitude, gives the least squared error of
-/// quantization; tried from bin `start_bin` on.
+/// quantization; tried from bin `start_bin` on, of more than 2¹⁴ bins about 2048.
 ///
 /// `largest` is the code of the largest magnitude, 127 for INT8.
 pub fn mse(magnitudes: &Histogram, format: NumberFormat, largest: f32, start_bin: usize) -> f32 {
     let bins = magnitudes.counts().len();
     let centre = |index| (magnitudes.edge(index) + magnitudes.edge(index + 1)) / 2.0;
     let centres: Vec<f32> = (0..bins).map(centre).collect();
+    let counted = centres
+        .iter()
+        .copied()
+        .zip(magnitudes.counts().iter().copied());
+    let filled: Vec<(f32, f64)> = counted.filter(|(_, count)| *count != 0.0).collect();
     let round = |x: f32| match format.is_int() {
         true => x.round_ties_even().min(largest),
         false => format.round(x),
     };
     let error = |highest: f32| -> f64 {
         let scale = largest / highest;
-        let errors = centres.iter().zip(magnitudes.counts());
-        errors
+        filled
+            .iter()
             .map(|(centre, count)| {
                 let error = f64::from(round(centre * scale) / scale - centre);
                 error * error * count
             })
             .sum()
     };
-    let candidates = centres.iter().skip(start_bin).copied();
+    let candidates = centres
+        .iter()
+        .skip(start_bin)
+        .step_by(stride(bins))
+        .copied();
     let best = candidates.map(|highest| (highest, error(highest)));
     let best = best.reduce(|best, next| if next.1 < best.1 { next } else { best });
     best.map_or(magnitudes.max(), |(highest, _)| highest)
 }
 
 /// The edge at which clipping and quantizing to `levels` numbers gives the least relative entropy
-/// (Kullback–Leibler divergence) to the values; tried from bin `start_bin` on, the last of equals.
+/// (Kullback–Leibler divergence) to the values; tried from bin `start_bin` on, of more than 2¹⁴ bins about 2048,
+/// the last of equals.
 ///
 /// The first bin counts as much as the second, so that a crowd of zeros does not decide.
 ///
@@ -74,7 +103,10 @@ pub fn entropy(magnitudes: &Histogram, levels: usize, start_bin: usize) -> f32 {
         *first = *second;
     }
     let mut best = None;
-    for end in start_bin.max(1)..=counts.len() {
+    let (start, stride) = (start_bin.max(1), stride(counts.len()));
+    // The whole is among them.
+    let start = start + counts.len().saturating_sub(start) % stride;
+    for end in (start..=counts.len()).step_by(stride) {
         let (kept, clipped) = counts.split_at(end);
         let mut reference = kept.to_vec();
         reference[end - 1] += clipped.iter().sum::<f64>();

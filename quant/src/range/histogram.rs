@@ -16,6 +16,10 @@ pub enum RangeMethod {
     Search,
     /// The magnitude that this percentage of the values does not reach: NVIDIA's percentile
     /// calibration.
+    ///
+    /// It is an edge of a [`Histogram`]'s bin. Theirs keeps the width of the first batch's bins; here there are as
+    /// many bins over the largest magnitude, so that an outlier of thousands of times the other values makes them
+    /// wide. The upper edge is taken of a bin with more values than may be clipped.
     Percentile {
         /// Above 0 and at most 100; 99.99 is usual.
         percent: f64,
@@ -24,6 +28,8 @@ pub enum RangeMethod {
     Mse,
     /// The magnitude whose quantization has the least relative entropy to the values: NVIDIA's
     /// entropy calibration.
+    ///
+    /// From 1/16 of the largest magnitude on; theirs is of the first batch, here it is of all.
     Entropy,
 }
 
@@ -244,10 +250,7 @@ impl Histogram {
     ) -> (f32, f32) {
         let magnitude = match method {
             RangeMethod::Search => return calibrator::search(self, scheme),
-            // Where most values are 0 the percentile is, too; that is no range.
-            RangeMethod::Percentile { percent } => {
-                calibrator::percentile(self, percent).max(self.edge(1))
-            }
+            RangeMethod::Percentile { percent } => self.percentile(percent),
             RangeMethod::Mse => {
                 let largest = calibrator::largest_code(scheme, lowest);
                 calibrator::mse(self, scheme.format, largest, self.start_bin())
@@ -258,6 +261,18 @@ impl Histogram {
             }
         };
         (lowest.max(-magnitude), highest.min(magnitude))
+    }
+
+    /// [`calibrator::percentile`], but of a bin that holds more values than may be clipped the upper edge: its
+    /// lower one would clip all of them.
+    fn percentile(&self, percent: f64) -> f32 {
+        let Some(bin) = calibrator::percentile_bin(self, percent) else {
+            return self.max;
+        };
+        let total: f64 = self.counts.iter().sum();
+        let is_coarse = self.counts[bin] > (1.0 - percent / 100.0) * total;
+        // Where most values are 0 the percentile is, too; that is no range.
+        self.edge(bin + usize::from(is_coarse)).max(self.edge(1))
     }
 
     /// Smallest range that is tried, in bins: 128, as upstream, of the usual 2048.

@@ -122,6 +122,9 @@ pub(crate) struct Observer {
     max: Buffer,
     /// Lower and upper end, then the counts.
     histogram: Option<Buffer>,
+    /// Whether the range is known to be finite, and no batch changes it.
+    #[module(skip)]
+    settled: bool,
 }
 
 impl Observer {
@@ -135,6 +138,7 @@ impl Observer {
             min: Buffer::zeros(groups, device),
             max: Buffer::zeros(groups, device),
             histogram,
+            settled: false,
         }
     }
 
@@ -148,6 +152,22 @@ impl Observer {
     pub(crate) fn set_range(&mut self, range: Range) {
         self.min.set(range.min);
         self.max.set(range.max);
+        self.settled = false;
+    }
+
+    /// The range is finite: that of a histogram stays as it is until another one is set.
+    pub(crate) fn settle(&mut self) {
+        self.settled = matches!(self.config, ObserverConfig::Histogram { .. });
+    }
+
+    /// A record was loaded, whose range nobody looked at.
+    pub(crate) fn unsettle(&mut self) {
+        self.settled = false;
+    }
+
+    /// Whether [`observe`](Self::observe) would leave the range as it is, whatever the batch.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled
     }
 
     /// Takes a batch in; `observed` says whether there was one before.

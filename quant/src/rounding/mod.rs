@@ -100,9 +100,9 @@ impl RoundingConfig {
     /// too, and are not in the report; so do, with a word in it, those that are no matrix of a known layout.
     ///
     /// The stored weight becomes the rounded one, of which fake quantization gives exactly the same
-    /// values; so convert, or go on training. A weight quantizer without memory keeps today's range
-    /// from now on, in records too, so that the scale does not follow the rounded weight; a learned
-    /// scale starts from the one that the weight was rounded with.
+    /// values; so convert, or go on training. A weight quantizer keeps today's scales from now on, in
+    /// records too, so that they do not follow the rounded weight (with an observer that has a memory until a
+    /// [`calibrate`](crate::calibrate)); a learned scale starts from the one that the weight was rounded with.
     ///
     /// # Errors
     ///
@@ -333,7 +333,8 @@ struct Plan {
 }
 
 /// The quantizers of rounded weights that would leave the grid, made to stay on it: those that would
-/// follow the rounded values, and learned scales that would start from others.
+/// follow the rounded values, whose ends may lie off the range, and learned scales that would start from
+/// others.
 fn kept_grids<M: Module>(
     model: &M,
     rounded: &HashMap<String, TensorData>,
@@ -358,7 +359,13 @@ fn kept_grids<M: Module>(
                 let first = QuantParams::from_range(range.clone(), quantizer.scheme());
                 (quantizer.with_range(range.clone()), first)
             }
-            None if quantizer.config().learned == Learned::None => continue,
+            None if quantizer.config().learned == Learned::None => {
+                if !quantizer.config().observer.has_memory() {
+                    continue;
+                }
+                let given = quantizer.qparams()?;
+                (quantizer.with_qparams(given.clone()), given)
+            }
             None => {
                 let first = quantizer.qparams()?;
                 (quantizer, first)

@@ -2,7 +2,7 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl;
 use burn_cubecl::cubecl::prelude::*;
@@ -20,82 +20,132 @@ use super::kernel::{OnePass, parts};
 const UNITS: u32 = 256;
 
 impl OnePass for CubeBackend {
-    fn one_pass(
+    fn look(
         x: CubeTensor,
-        factor: CubeTensor,
-        multiply: bool,
+        exponents: CubeTensor,
+        squares: CubeTensor,
+        first: usize,
         look: Look,
     ) -> (CubeTensor, CubeTensor) {
-        // Elements in the order of memory, whatever that is: a product has the strides of `x`.
-        let x = match x.is_contiguous_buffer() && x.is_nonoverlapping() {
-            true => x,
-            false => into_contiguous(x),
-        };
-        let client = x.client.clone();
-        let count = parts(x.shape().num_elements());
-        let empty = |shape| {
-            let (client, device) = (x.client.clone(), x.device.clone());
-            empty_device_contiguous_dtype(client, device, shape, DType::F32)
-        };
-        let sums = empty(Shape::from([count]));
-        let hardware = &client.properties().hardware;
-        let units = 1 << hardware.max_units_per_cube.clamp(1, UNITS).ilog2();
-        let cubes = CubeCount::new_1d(count as u32);
-        let dim = CubeDim::new_1d(units);
-        let sums_argument = sums.clone().into_tensor_arg();
-        let squares = look == Look::Squares;
-        if !multiply {
-            let x_argument = x.clone().into_tensor_arg();
-            look_at::launch(
-                &client,
-                cubes,
-                dim,
-                x_argument,
-                sums_argument,
-                units,
-                squares,
-            );
-            return (x, sums);
-        }
+        let x = in_order_of_memory(x);
+        let Cubes { count, dim, units } = Cubes::over(&x);
+        look_at::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            x.into_tensor_arg(),
+            exponents.clone().into_tensor_arg(),
+            squares.clone().into_tensor_arg(),
+            first as u32,
+            units,
+            look,
+        );
+        (exponents, squares)
+    }
+
+    fn multiply_and_look(
+        x: CubeTensor,
+        factor: CubeTensor,
+        exponents: CubeTensor,
+        squares: CubeTensor,
+        first: usize,
+        look: Look,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let x = in_order_of_memory(x);
+        let Cubes { count, dim, units } = Cubes::over(&x);
         let (y, y_argument) = match x.can_mut() {
             true => (x.clone(), x.as_tensor_alias(0)),
             false => {
+                let (client, device) = (x.client.clone(), x.device.clone());
+                let empty = empty_device_contiguous_dtype(client, device, x.shape(), DType::F32);
                 let mut y = x.clone();
-                y.handle = empty(x.shape()).handle;
+                y.handle = empty.handle;
                 let argument = y.clone().into_tensor_arg();
                 (y, argument)
             }
         };
         multiply_and_look::launch(
-            &client,
-            cubes,
+            &x.client.clone(),
+            count,
             dim,
             x.into_tensor_arg(),
             y_argument,
             factor.into_tensor_arg(),
-            sums_argument,
+            exponents.clone().into_tensor_arg(),
+            squares.clone().into_tensor_arg(),
+            first as u32,
             units,
-            squares,
+            look,
         );
-        (y, sums)
+        (y, exponents, squares)
+    }
+}
+
+/// Elements in the order of memory, whatever that is: a product has the strides of `x`.
+fn in_order_of_memory(x: CubeTensor) -> CubeTensor {
+    match x.is_contiguous_buffer() && x.is_nonoverlapping() {
+        true => x,
+        false => into_contiguous(x),
+    }
+}
+
+/// How a kernel is launched: a cube for each part.
+struct Cubes {
+    count: CubeCount,
+    dim: CubeDim,
+    units: u32,
+}
+
+impl Cubes {
+    fn over(x: &CubeTensor) -> Self {
+        let hardware = &x.client.properties().hardware;
+        let units = 1 << hardware.max_units_per_cube.clamp(1, UNITS).ilog2();
+        Self {
+            count: CubeCount::new_1d(parts(x.shape().num_elements()) as u32),
+            dim: CubeDim::new_1d(units),
+            units,
+        }
     }
 }
 
 impl<B: FusionBackend + OnePass> OnePass for Fusion<B> {
-    fn one_pass(
+    fn look(
         x: FloatTensor<Self>,
-        factor: FloatTensor<Self>,
-        multiply: bool,
+        exponents: FloatTensor<Self>,
+        squares: FloatTensor<Self>,
+        first: usize,
         look: Look,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let outputs = [x.shape(), Shape::from([parts(x.shape().num_elements())])];
+        let outputs = [exponents.shape(), squares.shape()];
         let outputs = outputs.map(|shape| TensorSpec::new(shape, DType::F32));
-        let operation = move |[x, factor]: [_; 2]| {
-            let (y, sums) = B::one_pass(x, factor, multiply, look);
-            [y, sums].map(Output::Float)
+        let operation = move |[x, exponents, squares]: [_; 3]| {
+            let (exponents, squares) = B::look(x, exponents, squares, first, look);
+            [exponents, squares].map(Output::Float)
         };
-        let [y, sums] = queue::<B, _, _>("one_pass", [x, factor], outputs, operation);
-        (y, sums)
+        let inputs = [x, exponents, squares];
+        let [exponents, squares] = queue::<B, _, _>("look", inputs, outputs, operation);
+        (exponents, squares)
+    }
+
+    fn multiply_and_look(
+        x: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        exponents: FloatTensor<Self>,
+        squares: FloatTensor<Self>,
+        first: usize,
+        look: Look,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let outputs = [x.shape(), exponents.shape(), squares.shape()];
+        let outputs = outputs.map(|shape| TensorSpec::new(shape, DType::F32));
+        let operation = move |[x, factor, exponents, squares]: [_; 4]| {
+            let (y, exponents, squares) =
+                B::multiply_and_look(x, factor, exponents, squares, first, look);
+            [y, exponents, squares].map(Output::Float)
+        };
+        let inputs = [x, factor, exponents, squares];
+        let [y, exponents, squares] =
+            queue::<B, _, _>("multiply_and_look", inputs, outputs, operation);
+        (y, exponents, squares)
     }
 }
 
@@ -105,15 +155,6 @@ fn exponent(x: f32) -> u32 {
     u32::reinterpret(x) & 0x7f80_0000u32
 }
 
-#[cube]
-fn add(sum: f32, x: f32, #[comptime] squares: bool) -> f32 {
-    if comptime!(squares) {
-        sum + x * x
-    } else {
-        larger(sum, f32::reinterpret(exponent(x)))
-    }
-}
-
 /// Of two powers of two, by their bits.
 #[cube]
 fn larger(a: f32, b: f32) -> f32 {
@@ -121,28 +162,44 @@ fn larger(a: f32, b: f32) -> f32 {
     f32::reinterpret(select(a > b, a, b))
 }
 
-/// Writes what all units of the cube have found.
+/// Adds what all units of the cube have found to the zeros where the parts of this tensor begin, at `first`.
 #[cube]
-fn publish(found: f32, sums: &mut Tensor<f32>, #[comptime] units: u32, #[comptime] squares: bool) {
-    let mut shared = Shared::<[f32]>::new_slice(units as usize);
-    shared[UNIT_POS as usize] = found;
+fn publish(
+    exponent: f32,
+    sum: f32,
+    exponents: &mut Tensor<f32>,
+    squares: &mut Tensor<f32>,
+    first: u32,
+    #[comptime] units: u32,
+    #[comptime] look: Look,
+) {
+    let mut largest = Shared::<[f32]>::new_slice(units as usize);
+    let mut sums = Shared::<[f32]>::new_slice(units as usize);
+    largest[UNIT_POS as usize] = exponent;
+    sums[UNIT_POS as usize] = sum;
     sync_cube();
     let mut half = (units / 2).runtime();
     while half > 0 {
         if UNIT_POS < half {
-            let mine = shared[UNIT_POS as usize];
-            let other = shared[(UNIT_POS + half) as usize];
-            shared[UNIT_POS as usize] = if comptime!(squares) {
-                mine + other
-            } else {
-                larger(mine, other)
-            };
+            let mine = largest[UNIT_POS as usize];
+            let other = largest[(UNIT_POS + half) as usize];
+            largest[UNIT_POS as usize] = larger(mine, other);
+            let mine = sums[UNIT_POS as usize];
+            let other = sums[(UNIT_POS + half) as usize];
+            sums[UNIT_POS as usize] = mine + other;
         }
         sync_cube();
         half /= 2;
     }
     if UNIT_POS == 0 {
-        sums[CUBE_POS] = shared[0];
+        if comptime!(look.is_for_finite()) {
+            let at = first as usize + CUBE_POS;
+            exponents[at] = larger(exponents[at], largest[0]);
+        }
+        if comptime!(look.is_for_squares()) {
+            let at = first as usize + CUBE_POS;
+            squares[at] += sums[0];
+        }
     }
 }
 
@@ -151,35 +208,52 @@ fn multiply_and_look(
     x: &Tensor<f32>,
     y: &mut Tensor<f32>,
     factor: &Tensor<f32>,
-    sums: &mut Tensor<f32>,
+    exponents: &mut Tensor<f32>,
+    squares: &mut Tensor<f32>,
+    first: u32,
     #[comptime] units: u32,
-    #[comptime] squares: bool,
+    #[comptime] look: Look,
 ) {
     let factor = factor[0];
-    let mut found = 0.0f32;
+    let mut largest = 0.0f32;
+    let mut sum = 0.0f32;
     let mut position = ABSOLUTE_POS;
     while position < x.len() {
         let element = x[position];
         let product = element * factor;
         y[position] = product;
-        found = add(found, select(squares, product, element), squares);
+        if comptime!(look.is_for_finite()) {
+            largest = larger(largest, f32::reinterpret(exponent(element)));
+        }
+        if comptime!(look.is_for_squares()) {
+            sum += product * product;
+        }
         position += CUBE_COUNT * units as usize;
     }
-    publish(found, sums, units, squares);
+    publish(largest, sum, exponents, squares, first, units, look);
 }
 
 #[cube(launch)]
 fn look_at(
     x: &Tensor<f32>,
-    sums: &mut Tensor<f32>,
+    exponents: &mut Tensor<f32>,
+    squares: &mut Tensor<f32>,
+    first: u32,
     #[comptime] units: u32,
-    #[comptime] squares: bool,
+    #[comptime] look: Look,
 ) {
-    let mut found = 0.0f32;
+    let mut largest = 0.0f32;
+    let mut sum = 0.0f32;
     let mut position = ABSOLUTE_POS;
     while position < x.len() {
-        found = add(found, x[position], squares);
+        let element = x[position];
+        if comptime!(look.is_for_finite()) {
+            largest = larger(largest, f32::reinterpret(exponent(element)));
+        }
+        if comptime!(look.is_for_squares()) {
+            sum += element * element;
+        }
         position += CUBE_COUNT * units as usize;
     }
-    publish(found, sums, units, squares);
+    publish(largest, sum, exponents, squares, first, units, look);
 }

@@ -1,7 +1,7 @@
 //! The pass as an operation of a backend.
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor};
 
 use super::Look;
@@ -18,30 +18,31 @@ pub(super) fn parts(elements: usize) -> usize {
 }
 
 /// The pass as an operation of a backend.
+///
+/// It writes into `exponents`, `squares` or both, as `look` says, [`parts`] numbers from `first` on, and hands
+/// them on; one that nothing is written to may be of any length. All tensors are F32; `x` has elements.
 #[backend_extension(Cube)]
 pub(super) trait OnePass: Backend {
-    /// `x · factor`, or `x` unless it is to `multiply`, and [`parts`] of what is looked for. `x` is F32 and
-    /// has elements; `factor` is F32, `[1]`.
-    fn one_pass(
+    /// What there is to see in `x`.
+    fn look(
         x: FloatTensor<Self>,
-        factor: FloatTensor<Self>,
-        multiply: bool,
+        exponents: FloatTensor<Self>,
+        squares: FloatTensor<Self>,
+        first: usize,
         look: Look,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `x · factor`, of which `factor` is `[1]`, then as [`look`](Self::look).
+    fn multiply_and_look(
+        x: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
+        exponents: FloatTensor<Self>,
+        squares: FloatTensor<Self>,
+        first: usize,
+        look: Look,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
-pub(super) fn is_there_for<const D: usize>(x: &Tensor<D>) -> bool {
+pub(in crate::gradients) fn is_there_for<const D: usize>(x: &Tensor<D>) -> bool {
     x.dtype() == DType::F32 && is_cubecl(&x.device())
-}
-
-/// `x · factor`, where there is one, and what is looked for, `[parts]`.
-pub(super) fn multiply_and_look<const D: usize>(
-    x: Tensor<D>,
-    factor: Option<Tensor<1>>,
-    look: Look,
-) -> (Tensor<D>, Tensor<1>) {
-    let multiply = factor.is_some();
-    let factor = factor.unwrap_or_else(|| Tensor::ones([1], (&x.device(), DType::F32)));
-    let (x, parts) = Dispatch::one_pass(x.into_dispatch(), factor.into_dispatch(), multiply, look);
-    (Tensor::from_dispatch(x), Tensor::from_dispatch(parts))
 }

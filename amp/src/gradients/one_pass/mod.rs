@@ -5,47 +5,48 @@
 mod cube;
 #[cfg(feature = "cube")]
 mod kernel;
+#[cfg(feature = "cube")]
+mod sums;
 
 use burn::tensor::{DType, Tensor};
 
-/// What is summed up.
+#[cfg(feature = "cube")]
+pub(super) use kernel::is_there_for;
+#[cfg(feature = "cube")]
+pub(super) use sums::Sums;
+
+/// What is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Look {
     /// Before the multiplication: numbers that are all finite where all elements are.
     Finite,
     /// Of the product: parts of the sum of squares.
     Squares,
+    /// Each of the two by itself.
+    Both,
 }
 
 impl Look {
-    /// What there is to see in `x`, which has elements: F32, one number or several.
-    pub(crate) fn at<const D: usize>(self, x: Tensor<D>) -> Tensor<1> {
-        #[cfg(feature = "cube")]
-        if kernel::is_there_for(&x) {
-            return kernel::multiply_and_look(x, None, self).1;
-        }
-        let sum = match self {
-            // 0 for every finite number, so that the sum cannot overflow, as that of the gradients could.
-            Self::Finite => x.mul_scalar(0.0).sum(),
-            Self::Squares => x.square().sum(),
-        };
-        sum.cast(DType::F32)
+    pub(super) fn is_for_finite(self) -> bool {
+        self != Self::Squares
+    }
+
+    pub(super) fn is_for_squares(self) -> bool {
+        self != Self::Finite
     }
 }
 
-/// `x · factor`, and what there is to see; `x` again where that takes several passes. `factor` makes an F32 tensor,
-/// `[1]`, where `x` is; without one nothing is multiplied.
-#[allow(clippy::result_large_err)] // It is no error: the tensor goes on.
-pub(super) fn one_pass<const D: usize>(
-    x: Tensor<D>,
-    factor: impl FnOnce() -> Option<Tensor<1>>,
-    look: Look,
-) -> Result<(Tensor<D>, Tensor<1>), Tensor<D>> {
+/// Numbers that are all finite where all elements of `x` are, which has some: F32, one number or several.
+pub(crate) fn finite<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     #[cfg(feature = "cube")]
-    if kernel::is_there_for(&x) {
-        return Ok(kernel::multiply_and_look(x, factor(), look));
+    if is_there_for(&x) {
+        return Sums::exponents_of(x);
     }
-    #[cfg(not(feature = "cube"))]
-    let _ = (factor, look);
-    Err(x)
+    // 0 for every finite number, so that the sum cannot overflow, as that of the gradients could.
+    x.mul_scalar(0.0).sum().cast(DType::F32)
+}
+
+/// The sum of squares of `x`, which has elements: F32, one number.
+pub(super) fn squares<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.square().sum().cast(DType::F32)
 }

@@ -1,6 +1,7 @@
 //! Consecutive columns of G: in memory, or in a file.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
@@ -58,6 +59,14 @@ impl Block {
         match &self.columns {
             Columns::InMemory(values) => values.dims()[1],
             Columns::InFile { matrix, .. } => matrix.width,
+        }
+    }
+
+    /// The folder of its file, if it is in one.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        match &self.columns {
+            Columns::InMemory(_) => None,
+            Columns::InFile { file, .. } => Some(file.folder()),
         }
     }
 

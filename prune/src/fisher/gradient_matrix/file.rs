@@ -56,6 +56,11 @@ impl NumberFile {
         })
     }
 
+    /// Where the file is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Writes `numbers` to these rows and columns of a matrix.
     pub(crate) fn write(
         &self,

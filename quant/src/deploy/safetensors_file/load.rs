@@ -78,7 +78,7 @@ pub(super) fn try_load<M: Module>(
         weights: HashMap::new(),
         outcomes: Vec::new(),
         codes: Vec::new(),
-        speeds: Speeds::default(),
+        speeds: Speeds::of(model.num_params()),
         file: &file,
         error: None,
     };

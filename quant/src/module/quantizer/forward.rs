@@ -6,13 +6,14 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use burn_lean_reparam::reductions;
 
 use super::{FakeQuantize, State};
-use crate::fake::{fake_quantize_learned, to_codes};
-use crate::fake_quantize;
+use crate::fake::learned::fake_quantize_learned_as;
+use crate::fake::op::fake_quantize_as;
+use crate::fake::to_codes;
 use crate::format::groups::Groups;
 use crate::module::control::Mode;
 use crate::module::listen::listener::Listener;
 use crate::module::listen::tap;
-use crate::module::listen::watch;
+use crate::module::listen::watch::{self, Watcher};
 use crate::module::schedule::Phase;
 use crate::range::observer::read;
 use crate::{
@@ -60,6 +61,7 @@ impl FakeQuantize {
             return Ok(x);
         }
         self.tap(&x);
+        let training = self.training.is_enabled() && x.is_autodiff();
         let state = self.lock();
         self.check_record(&state)
             .map_err(|error| error.at(&self.path))?;
@@ -68,23 +70,36 @@ impl FakeQuantize {
             return Ok(x);
         }
         state.control.call();
+        let is_calibrating = state.control.mode == Mode::Calibrating;
+        let passes = !(phase.quantizes() || is_calibrating || self.observes(&state, training));
         drop(state);
-        let training = self.training.is_enabled() && x.is_autodiff();
+        if passes {
+            return Ok(x);
+        }
+        // Half values are cast once, for all that looks at them. Otherwise nobody keeps `x` alive where nobody
+        // watches, so that it can be quantized in place.
+        let dtype = x.dtype();
+        let watcher = self.watcher();
+        let given = (dtype != DType::F32 || watcher.is_some()).then(|| x.clone());
+        let x = x.cast(FloatDType::F32);
         let observed = self.observe(&x, training);
         let chosen = observed.and_then(|()| match phase.quantizes() {
             true => self.choose(&x, training),
             false => Ok(Chosen::Nothing),
         });
         let scheme = &self.config.scheme;
-        Ok(match chosen.map_err(|error| error.at(&self.path))? {
-            Chosen::Nothing => x,
-            Chosen::Fixed(qparams) => {
-                self.shown(x, &qparams, |x| fake_quantize(x, &qparams, scheme))
+        let (y, qparams) = match chosen.map_err(|error| error.at(&self.path))? {
+            Chosen::Nothing => return Ok(given.unwrap_or(x)),
+            Chosen::Fixed(qparams) => (fake_quantize_as(dtype, x, &qparams, scheme), qparams),
+            Chosen::Learned(qparams, gradient) => {
+                let y = fake_quantize_learned_as(dtype, x, &qparams, scheme, gradient);
+                (y, qparams)
             }
-            Chosen::Learned(qparams, gradient) => self.shown(x, &qparams, |x| {
-                fake_quantize_learned(x, &qparams, scheme, gradient)
-            }),
-        })
+        };
+        if let (Some(watcher), Some(x)) = (watcher, given) {
+            watch::show(watcher, (&self.path, scheme), (&x, &y), &qparams);
+        }
+        Ok(y)
     }
 
     /// Scale and zero point that `x`, which is not trained through, is rounded with now, where that is all that
@@ -109,25 +124,12 @@ impl FakeQuantize {
         self.lock().control.call();
     }
 
-    /// Quantizes `x`, and shows whoever watches what came of it.
-    fn shown<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        qparams: &QuantParams,
-        quantize: impl FnOnce(Tensor<D>) -> Tensor<D>,
-    ) -> Tensor<D> {
-        // Nobody keeps `x` alive where nobody watches, so that it can be quantized in place.
-        let Some(Listener::Watcher(watcher)) = &self.listener else {
-            return quantize(x);
-        };
-        let y = quantize(x.clone());
-        watch::show(
-            watcher.as_ref(),
-            (&self.path, &self.config.scheme),
-            (&x, &y),
-            qparams,
-        );
-        y
+    /// Who is shown what becomes of `x`.
+    fn watcher(&self) -> Option<&Watcher> {
+        match &self.listener {
+            Some(Listener::Watcher(watcher)) => Some(watcher.as_ref()),
+            _ => None,
+        }
     }
 
     /// Tells the codes of `x` to whoever listens.
@@ -148,7 +150,9 @@ impl FakeQuantize {
         // A weight that was given its scales has them whatever it becomes.
         let is_given = control.exact && self.is_of_weight();
         let observes = !is_given && (control.phase().observes() || !control.observed);
-        let wanted = training && !control.initialized && observes;
+        // A range that a calibration chose from a histogram stays whatever comes by.
+        let is_settled = control.observed && state.observer.is_settled();
+        let wanted = training && !control.initialized && observes && !is_settled;
         self.config.observer.has_memory() && (control.mode == Mode::Calibrating || wanted)
     }
 
@@ -312,11 +316,14 @@ fn is_a_beginning(first: &QuantParams) -> Result<bool, QuantError> {
 #[cfg(test)]
 mod tests {
     use burn::backend::Flex;
+    use burn::backend::ir::{BaseOperationIr, OperationIr};
     use burn::module::{Module, ModuleMapper};
     use burn::tensor::Device;
 
     use super::*;
-    use crate::{FakeQuantizeConfig, NumberFormat, Scheme, module::Schedule};
+    use crate::{
+        FakeQuantizeConfig, NumberFormat, RangeMethod, Scheme, calibrate, module::Schedule,
+    };
 
     /// An optimizer whose learning rate is 0.
     struct DoesNothing;
@@ -398,5 +405,52 @@ mod tests {
         quantizer.forward(x);
         let loaded = scale(&quantizer).unwrap().0.into_scalar::<f32>();
         assert!((loaded - 0.02).abs() < 1e-8, "{loaded}");
+    }
+
+    #[test]
+    fn the_range_of_a_calibrated_histogram_has_one_scale_from_step_to_step() {
+        let device = Device::flex();
+        let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+        let config = config.with_observer(ObserverConfig::histogram(RangeMethod::Search));
+        let x = Tensor::<1>::from_floats([0.0, 0.6, 3.0], &device);
+        let calibrated = calibrate(config.init(&device).unwrap(), |quantizer| {
+            quantizer.forward(x.clone());
+        });
+        let quantizer = calibrated.unwrap().with_schedule(Schedule::new());
+        let training = x.autodiff();
+        quantizer.forward(training.clone());
+        let first = scale(&quantizer).unwrap();
+        quantizer.forward(training.clone() * 2.0);
+        assert_eq!(scale(&quantizer).unwrap().1, first.1);
+
+        // A range that nobody looked at still gives way to that of the next batch.
+        let infinite = Range {
+            min: Tensor::from_floats([0.0], &device),
+            max: Tensor::from_floats([f32::INFINITY], &device),
+        };
+        let record = config.init(&device).unwrap().with_range(infinite);
+        let quantizer = quantizer.load_record(record.into_record());
+        quantizer.forward(training);
+        let highest = quantizer.range().unwrap().max.into_scalar::<f32>();
+        assert_eq!(highest, 3.0);
+    }
+
+    #[test]
+    fn half_values_are_cast_once_to_be_looked_at_and_quantized() {
+        let capture = Device::capture();
+        let config = FakeQuantizeConfig::new(Scheme::affine(NumberFormat::uint8()));
+        let config = config.with_observer(ObserverConfig::Memoryless);
+        let captured = capture.capture_scope(|scope| {
+            let quantizer = config.init(&capture).unwrap();
+            let x = Tensor::<1>::ones([4], &capture).cast(DType::F16);
+            assert_eq!(quantizer.forward(x).dtype(), DType::F16);
+            scope.complete([], [])
+        });
+        let operations = captured.unwrap().graph.operations;
+        let casts = operations.iter().filter(|operation| match operation {
+            OperationIr::BaseFloat(BaseOperationIr::Cast(cast)) => cast.input.dtype == DType::F16,
+            _ => false,
+        });
+        assert_eq!(casts.count(), 1);
     }
 }

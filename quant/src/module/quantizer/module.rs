@@ -74,6 +74,7 @@ fn mapped<M: ModuleMapper>(state: State, mapper: &mut M) -> State {
         }
     }
     if state.control.was_loaded {
+        state.observer.unsettle();
         return State {
             of_range: Arc::default(),
             ..state

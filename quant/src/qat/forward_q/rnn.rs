@@ -1,8 +1,8 @@
 //! Recurrent layers, with the quantizers of their gates.
 //!
 //! Burn's own forward pass asks for a weight in each time step, and so would quantize it in each.
-//! Here weights are quantized once for a sequence, and so are its inputs; hidden states are
-//! quantized as they come.
+//! Here weights are quantized once for a sequence, and so are its inputs, unless each step has a
+//! range of its own; hidden states are quantized as they come.
 
 use burn::nn::gru::Gru;
 use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
@@ -11,7 +11,7 @@ use burn_lean_graph::hooks::ForwardPass;
 
 use super::input_of;
 use crate::module::listen::layer_inputs;
-use crate::{ForwardQ, WeightQuantizer};
+use crate::{FakeQuantize, ForwardQ, WeightQuantizer};
 
 /// A linear layer whose weight is quantized already.
 struct Ready<'a> {
@@ -38,6 +38,11 @@ impl<'a> Ready<'a> {
         }
     }
 
+    fn takes_steps(&self) -> bool {
+        let input = self.quantizers.and_then(|of| of.input.as_ref());
+        input.is_some_and(FakeQuantize::takes_steps)
+    }
+
     /// The product with an input that is quantized already.
     fn product(&self, x: Tensor<2>) -> Tensor<2> {
         layer_inputs::linear(&self.layer.weight, &x);
@@ -59,8 +64,10 @@ impl<'a> Ready<'a> {
 
 /// A gate over a sequence.
 struct Gate<'a> {
-    /// The whole sequence, quantized: `[batch, seq_length, d_input]`.
+    /// The whole sequence: `[batch, seq_length, d_input]`.
     sequence: Tensor<3>,
+    /// Whether that is quantized already.
+    is_quantized: bool,
     input: Ready<'a>,
     hidden: Ready<'a>,
 }
@@ -68,8 +75,14 @@ struct Gate<'a> {
 impl<'a> Gate<'a> {
     fn new(gate: &'a GateController, sequence: &Tensor<3>) -> Self {
         let input = Ready::new(&gate.input_transform);
+        let is_quantized = !input.takes_steps();
+        let sequence = sequence.clone();
         Self {
-            sequence: input.quantize_input(sequence.clone()),
+            sequence: match is_quantized {
+                true => input.quantize_input(sequence),
+                false => sequence,
+            },
+            is_quantized,
             input,
             hidden: Ready::new(&gate.hidden_transform),
         }
@@ -77,7 +90,10 @@ impl<'a> Gate<'a> {
 
     fn of_input(&self, step: usize) -> Tensor<2> {
         let x = self.sequence.clone().narrow(1, step, 1).squeeze_dim(1);
-        self.input.product(x)
+        match self.is_quantized {
+            true => self.input.product(x),
+            false => self.input.forward(x),
+        }
     }
 
     fn of_hidden(&self, hidden: Hidden) -> Tensor<2> {
