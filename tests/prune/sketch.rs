@@ -172,7 +172,7 @@ fn what_a_sketch_cannot_be_is_refused() {
     );
 }
 
-/// 6 rows, and beside them 64 of a pass over single examples, or 4 of one over groups of 16.
+/// 6 rows, and beside them up to 64 of a pass over single examples, or 4 of one over groups of 16.
 #[test]
 fn the_memory_bound_counts_the_rows_that_a_sketch_has_not_summed_up() {
     let device = Device::flex();
@@ -183,16 +183,19 @@ fn the_memory_bound_counts_the_rows_that_a_sketch_has_not_summed_up() {
             .with_memory_bound(bound)
     };
     let bytes = |rows| GradientMatrix::bytes_needed(rows, 8, FloatDType::F32);
-    let error = rows_of(&config(150, bytes(70) - 1), &x, &device).unwrap_err();
+    // Not even one.
+    let error = rows_of(&config(150, bytes(7) - 1), &x, &device).unwrap_err();
     let expected = PruneError::MemoryBound {
-        samples: 70,
+        samples: 7,
         parameters: 8,
         dtype: FloatDType::F32,
-        needed: bytes(70),
-        bound: bytes(70) - 1,
+        needed: bytes(7),
+        bound: bytes(7) - 1,
     };
     assert_eq!(error, expected);
-    assert!(rows_of(&config(150, bytes(70)), &x, &device).is_ok());
+    for rows in [7, 8, 69, 70] {
+        assert!(rows_of(&config(150, bytes(rows)), &x, &device).is_ok());
+    }
     let groups = config(9, bytes(10)).with_batch_size(16);
     let fisher = rows_of(&groups, &x, &device).unwrap();
     assert_eq!(fisher.report.bytes, bytes(6));

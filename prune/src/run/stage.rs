@@ -44,12 +44,8 @@ impl PrunerConfig {
         let statistics = statistics.judged_by(&judges);
         let mut judge = |solution: &Solution| {
             let pruned = selection.unflatten(model.clone(), solution.weights.clone())?;
-            match statistics.choose(pruned, loss) {
-                Ok((_, loss, _)) => Ok(loss),
-                // Another ridge wins, if there is one.
-                Err(PruneError::NonFiniteStatistics { .. }) => Ok(f64::NAN),
-                Err(error) => Err(error),
-            }
+            let (_, loss, _) = statistics.choose(pruned, loss)?;
+            Ok(loss)
         };
         let ridges = self.ridges(first_order);
         let sweep = solve_with_ridge(&problem, solver, &ridges, &mut judge)?;

@@ -3,7 +3,6 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 
 use crate::{Batch, PruneError, mean_loss, recompute_batch_norm};
@@ -39,7 +38,7 @@ pub struct JudgedStatistics {
     /// Loss with the statistics as they were.
     #[serde(with = "burn_lean_reparam::json::float")]
     pub kept_loss: f64,
-    /// Loss with new ones; NaN where these are no finite numbers.
+    /// Loss with new ones.
     #[serde(with = "burn_lean_reparam::json::float")]
     pub recomputed_loss: f64,
 }
@@ -110,21 +109,7 @@ impl<B: Batch> Statistics<'_, B> {
         if self.seen.is_empty() {
             return Ok((model, kept_loss, None));
         }
-        let renewed = recompute_batch_norm(model.clone(), loss, self.seen.iter().cloned());
-        let renewed = match renewed.map_err(Rejected::into_error) {
-            // Those that are no numbers lose as a NaN does.
-            Err(PruneError::NonFiniteStatistics { .. })
-                if self.how == RunningStatistics::Judged && !kept_loss.is_nan() =>
-            {
-                let report = JudgedStatistics {
-                    recomputed: false,
-                    kept_loss,
-                    recomputed_loss: f64::NAN,
-                };
-                return Ok((model, kept_loss, Some(report)));
-            }
-            renewed => renewed?,
-        };
+        let renewed = recompute_batch_norm(model.clone(), loss, self.seen.iter().cloned())?;
         let recomputed_loss = mean_loss(&renewed, loss, judges)?;
         // A NaN loses against every number.
         let is_better = recomputed_loss < kept_loss || kept_loss.is_nan();

@@ -285,7 +285,7 @@ impl Loader<'_> {
         let (place, path) = (Place::at(at, D, self.names), at.path());
         let Some(codes) = self.contents.codes(&place, &mut self.used)? else {
             let scheme = self.schemes.get(&path);
-            if place.turned && scheme.is_some_and(|scheme| scheme.format.is_int()) {
+            if scheme.is_some_and(|scheme| scheme.format.is_int()) {
                 self.spared.insert(path);
             }
             let data = self.plain(&place, shape, held, device)?;
