@@ -82,6 +82,7 @@ impl<'a> Layer<'a> {
     pub(crate) fn at(place: &'a Trail, dtype: FloatDType, factors: Option<Factors>) -> Self {
         Self {
             kind: place.container(),
+            #[cfg(feature = "kernels")]
             is_of_gate: place.is_inside("Struct:GateController"),
             dtype,
             factors,
@@ -95,6 +96,7 @@ pub(crate) struct Layer<'a> {
     /// As Burn's modules call it.
     pub(crate) kind: &'a str,
     /// Whether it is that of a recurrent cell, which asks for values.
+    #[cfg(feature = "kernels")]
     pub(crate) is_of_gate: bool,
     /// Of the weight's values.
     pub(crate) dtype: FloatDType,
@@ -476,6 +478,7 @@ mod tests {
     fn of_kind(kind: &str) -> Layer<'_> {
         Layer {
             kind,
+            #[cfg(feature = "kernels")]
             is_of_gate: false,
             dtype: FloatDType::F32,
             factors: None,
