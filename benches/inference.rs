@@ -200,8 +200,11 @@ impl Bench<'_> {
             let (model, report) = keep.convert(w8a8(WeightConfig::int(8))?)?;
             Ok(in_burn(model, x, report.resident_bytes()))
         }));
-        // Weights alone: codes go into the products of a device that is as fast with them.
-        let codes = keep.clone().with_dequantize(Dequantize::InProduct);
+        // Weights alone: codes go into the products of a device that is as fast with them, in layers that ask for them.
+        let codes = match M::CALLS_QUANTIZERS {
+            true => keep.clone().with_dequantize(Dequantize::InProduct),
+            false => keep.clone(),
+        };
         for (name, bits) in [("w8 in burn", 8), ("w4 in burn", 4)] {
             rows.push((name, {
                 let (model, report) = codes.convert(weights(bits)?)?;
@@ -214,7 +217,7 @@ impl Bench<'_> {
                 Ok((variant, bytes, way))
             }));
         }
-        // The model's own forward pass: linear layers that call their quantizers multiply integers on a CPU.
+        // The model's own forward pass: layers that call their quantizers multiply integers on a CPU.
         if M::CALLS_QUANTIZERS {
             rows.push(("w8a8 as codes in burn", {
                 let (model, report) = codes.convert(w8a8(WeightConfig::int(8))?)?;

@@ -314,6 +314,9 @@ fn cure(cause: SkipCause, loss_scale: f32) -> &'static str {
              `calibrate_scale` proposes it"
         }
         SkipCause::ScaleAtFloor if loss_scale > 1.0 => "A lower `min_scale` may help",
+        SkipCause::ScaleAtFloor if loss_scale > f32::MIN_POSITIVE => {
+            "`calibrate_scale` says which smaller loss scale would help, if any; BF16 may do without one"
+        }
         SkipCause::OtherReplica => "The report of that replica says why",
         SkipCause::ScaleAtFloor | SkipCause::LossNotFinite | SkipCause::NormNotFinite => {
             "Lowering the loss scale further would not help"

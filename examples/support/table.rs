@@ -45,7 +45,8 @@ impl Cell {
             Self::Text(text) => json!(text),
             // JSON has no infinity and no NaN.
             Self::Number(number, _) if !number.is_finite() => json!(number.to_string()),
-            Self::Number(number, _) => json!(number),
+            // A sum of nothing is −0.
+            Self::Number(number, _) => json!(number + 0.0),
             Self::Integer(integer) => json!(integer),
             Self::Flag(flag) => json!(flag),
             Self::Empty => Value::Null,
@@ -57,7 +58,7 @@ impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
-            Self::Number(number, decimals) => write!(f, "{number:.decimals$}"),
+            Self::Number(number, decimals) => write!(f, "{:.decimals$}", number + 0.0),
             Self::Integer(integer) => write!(f, "{integer}"),
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Empty => f.write_str("-"),

@@ -291,6 +291,10 @@ fn advice(reason: &str) -> &'static str {
         "While recording, tensors have no values, and Burn's `one_hot` and `one_hot_fill` read them: pass \
          the one-hot tensor as an input, or make it by `labels.unsqueeze_dim::<2>(1).equal(classes)` with \
          `classes = Tensor::<1, Int>::arange(0..count, &device).unsqueeze()`"
+    } else if said.contains("not implemented") && place.contains("burn-router") {
+        "Burn does not record this operation, which by itself may well run: its quantization of tensors \
+         (`quantize`, `quantize_dynamic`) is one. Compute it outside of the recorded closure, or write it with \
+         other operations"
     } else if said.contains("DTypeMismatch") {
         OTHER_DTYPE
     } else if said.contains("capture device with autodiff") {

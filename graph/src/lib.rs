@@ -30,6 +30,7 @@
 //! |---|---|
 //! | reading a value (`into_scalar`, `into_data`; Burn's `one_hot`, and its `CTCLoss` with debug assertions) | [`GraphError::Forward`] |
 //! | `backward`, `inner`, `to_device` | [`GraphError::Forward`] |
+//! | Burn's own quantization of tensors (`quantize`, `quantize_dynamic`) | [`GraphError::Forward`] |
 //! | a tensor from outside of the closure's arguments | [`GraphError::Forward`], or [`GraphError::ForeignOutput`] |
 //! | `detach` of a result | detached, by [`Recordings`] and [`record_with_backward`] |
 //! | `detach` elsewhere | [`GraphError::StopsGradients`] by [`Recording::verify_gradients`] |

@@ -2,6 +2,7 @@
 
 mod change;
 mod last_used;
+mod parts;
 
 use std::any::{Any, TypeId};
 use std::collections::HashSet;
@@ -9,10 +10,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use burn::backend::ir::{OperationIr, TensorId};
+use burn::backend::ir::TensorId;
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
-use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::graph::Uploaded;
 use crate::hooks::Carried;
@@ -21,6 +21,7 @@ use crate::tensors::{Given, input_device};
 use crate::{Form, Graph, GraphError, Halves, Recording, Tensors, Verified, hooks};
 use change::change;
 use last_used::LastUsed;
+use parts::parts;
 
 /// A forward pass: a closure at a place in the user's program, with the types and ranks that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -36,7 +37,28 @@ struct Pass {
     hooks: usize,
     /// Ranks and dtypes of the inputs, and which of them have gradients.
     inputs: Vec<(usize, DType, bool)>,
+    /// Gradients of a batch without examples say nothing of those of another.
+    empty: Empty,
     kind: u64,
+}
+
+/// Which inputs have no elements. Not one by one: lists of what an image shows are empty in ever other places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Empty {
+    None,
+    Some,
+    All,
+}
+
+impl Empty {
+    fn of(signature: &[(Vec<usize>, DType)]) -> Self {
+        let is_empty = |(shape, _): &&(Vec<usize>, DType)| shape.contains(&0);
+        match signature.iter().filter(is_empty).count() {
+            0 => Self::None,
+            count if count == signature.len() => Self::All,
+            _ => Self::Some,
+        }
+    }
 }
 
 /// What is known of a forward pass.
@@ -140,8 +162,9 @@ struct Memory {
 ///
 /// The gradients of a forward pass are compared once, at its first training step; a recording is
 /// made anew in each step, or kept. A forward pass is known by the closure and the place in the program
-/// that asks, by the types and ranks that it uses, by the parameters that have gradients, so that each model is
-/// looked at, and by how many hooks it carries; a recording that is kept also by shapes, by what inputs [say of
+/// that asks, by the types and ranks that it uses, by which inputs have no elements, so that a batch without examples
+/// stands for no other, by the parameters that have gradients, so that each model is looked at, and by how many hooks
+/// it carries; a recording that is kept also by shapes, by what inputs [say of
 /// themselves](Tensors::describe), and by which parameters the model has, in which shapes and dtypes.
 /// Functions behind one pointer, or boxed, are one closure, whose recordings are never kept. Clones share
 /// what they remember.
@@ -171,7 +194,8 @@ pub struct Recordings {
     /// [`Recording::verify_gradients`] does. Default: yes.
     ///
     /// Where they cannot be compared, a warning of [`tracing`] says so: once where Burn cannot record the
-    /// backward pass, at each attempt where they are not finite.
+    /// backward pass, at each attempt where they are not finite. Where the backward pass of a batch without examples
+    /// panics there are none to compare.
     pub verifies: bool,
     /// What tensors in half precision are taken for. Default: half.
     pub halves: Halves,
@@ -226,6 +250,7 @@ impl Recordings {
             inputs: inputs
                 .map(|((shape, dtype), tracked)| (shape.len(), *dtype, *tracked))
                 .collect(),
+            empty: Empty::of(&given.signature),
             kind,
         };
         let verifies = self.verifies && (has_gradients || given.tracked.contains(&true));
@@ -394,7 +419,7 @@ impl Recordings {
             if !is_verified || is_new || again {
                 let verified = recording.verify_gradients(model, input)?;
                 warn_of(verified, &pass);
-                let is_finite = verified != Verified::NotFinite;
+                let is_finite = !matches!(verified, Verified::NotFinite | Verified::NoElements);
                 now.not_finite = if is_finite { 0 } else { now.not_finite + 1 };
                 // One that was compared before stays so.
                 let is_open = !is_finite && (is_new || !is_verified) && now.not_finite < TRIES;
@@ -405,7 +430,7 @@ impl Recordings {
                 let is_known = match verified {
                     Verified::Same => true,
                     Verified::NotFinite => !is_open,
-                    Verified::NotRecorded => false,
+                    Verified::NotRecorded | Verified::NoElements => false,
                 };
                 if is_known {
                     let seen = now.compared.iter().flat_map(|seen| seen.iter().copied());
@@ -443,55 +468,10 @@ fn reached(graph: &Graph, (trained, tracked): (&HashSet<ParamId>, &[bool])) -> V
     graph.outputs.iter().map(|id| leads.contains(id)).collect()
 }
 
-/// What a recording consists of, however often: operations of modules, with the order of magnitude of their
-/// numbers, and what leads to them.
-///
-/// A loop over time is the same for every length. What leads there tells the weight of a term of the loss, in
-/// an operation like many others, from these.
-fn parts(graph: &Graph) -> impl Iterator<Item = u64> + '_ {
-    /// How far back.
-    const STEPS: usize = 4;
-    let hash = |part: &dyn Fn(&mut FxHasher)| {
-        let mut hasher = FxHasher::default();
-        part(&mut hasher);
-        hasher.finish()
-    };
-    let made = graph.nodes().flat_map(|node| {
-        let outputs: Vec<TensorId> = node.operation().outputs().map(|one| one.id).collect();
-        outputs.into_iter().map(move |id| (id, node.index()))
-    });
-    let made_by: FxHashMap<TensorId, usize> = made.collect();
-    let own = graph
-        .nodes()
-        .map(|node| hash(&|part| (node.name(), node.module()).hash(part)));
-    let own: Vec<u64> = own.collect();
-    let mut leads = own.clone();
-    for _ in 0..STEPS {
-        let further = graph.nodes().map(|node| {
-            let makers = node.operands().map(|one| made_by.get(&one.id));
-            let makers: Vec<u64> = makers.map(|at| at.map_or(0, |at| leads[*at])).collect();
-            hash(&|part| (own[node.index()], &makers).hash(part))
-        });
-        leads = further.collect();
-    }
-    let magnitude = |number: f64| match number == 0.0 {
-        true => i32::MIN,
-        false => number.abs().log10().floor() as i32,
-    };
-    graph.nodes().map(move |node| {
-        let numbers = match node.operation() {
-            OperationIr::NumericFloat(..) => node.scalars(),
-            _ => Vec::new(),
-        };
-        let numbers: Vec<i32> = numbers.into_iter().map(magnitude).collect();
-        hash(&|part| (leads[node.index()], &numbers).hash(part))
-    })
-}
-
 fn warn_of(verified: Verified, pass: &Pass) {
     let place = pass.caller;
     match verified {
-        Verified::Same => {}
+        Verified::Same | Verified::NoElements => {}
         Verified::NotRecorded => tracing::warn!(
             %place,
             "Burn cannot record the backward pass of this forward pass: nobody knows whether it stops \

@@ -57,8 +57,15 @@ pub trait Rules {
         false
     }
 
+    /// Whether somebody asks for F32 here, in the model or by the rules, instead of what they say by themselves:
+    /// then the backward pass reads in F32, too. Default: what the [model](Node::is_full) asks for.
+    fn asks_for_full(&self, node: &Node<'_>) -> bool {
+        node.is_full()
+    }
+
     /// A number that rules of this type share only where they come to the same for every graph: precisions,
-    /// half dtype, arithmetic, [`adds_up_in_half`](Self::adds_up_in_half). A recording that is kept decides
+    /// half dtype, arithmetic, [`adds_up_in_half`](Self::adds_up_in_half),
+    /// [`asks_for_full`](Self::asks_for_full). A recording that is kept decides
     /// them once for it. Default: none, and in each execution.
     fn key(&self) -> Option<u64> {
         None

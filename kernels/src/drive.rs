@@ -17,6 +17,8 @@ const WORK: usize = 1 << 20;
 const DEPTH: usize = 512;
 /// Rows whose numbers are gathered at once.
 const GATHERED: usize = 8 * HEIGHT;
+/// Bytes of rows that are gathered at once, where each panel reads them again.
+const COPIED: usize = 1 << 18;
 
 /// Where results go: columns from `column` on, of rows of `stride` numbers.
 #[derive(Debug, Clone, Copy)]
@@ -197,9 +199,13 @@ impl<T: Copy + Default, R: Right<T>> Task for Part<'_, T, R> {
         // Of all threads: how codes are decoded must not depend on who gets which rows.
         let all = self.left.count();
         let mut scratch = Vec::new();
-        // With many panels all rows at once, so that a panel is read once; with few ones a piece of
-        // the rows that stays in the cache.
+        // With many panels all rows at once, so that a panel is read once; with few ones a piece of the rows that stays
+        // in the cache, as one does that has to be copied.
         let piece = match self.panels.len() > 8 {
+            true if self.left.is_gathered() => {
+                let rows = COPIED / (stride * size_of::<T>()).max(1);
+                (rows / HEIGHT * HEIGHT).max(GATHERED)
+            }
             true => total,
             false => GATHERED,
         };

@@ -69,6 +69,12 @@ impl Epilogue {
         self
     }
 
+    /// Puts a factor for each row in the place of those that it has, which are given back. So the other numbers, which
+    /// do not change with the rows, need not be copied for each product.
+    pub fn replace_row_scale(&mut self, scale: Option<Vec<f32>>) -> Option<Vec<f32>> {
+        std::mem::replace(&mut self.row_scale, scale)
+    }
+
     /// With a factor.
     pub fn with_scale(mut self, scale: &[f32]) -> Self {
         self.scale = Some(checked(scale, self.columns));

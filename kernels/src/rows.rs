@@ -6,6 +6,10 @@ pub trait Left<T>: Sync {
     fn count(&self) -> usize;
     /// Numbers of a row.
     fn terms(&self) -> usize;
+    /// Whether [`take`](Self::take) puts its rows together, of numbers that lie apart.
+    fn is_gathered(&self) -> bool {
+        false
+    }
     /// The rows from `first` on, each filled up with zeros to `stride` numbers.
     fn take<'a>(
         &'a self,
@@ -152,6 +156,10 @@ impl<'a, T> Windows<'a, T> {
 impl<T: Copy + Default + Sync> Left<T> for Windows<'_, T> {
     fn count(&self) -> usize {
         self.batch * self.output[0] * self.output[1]
+    }
+
+    fn is_gathered(&self) -> bool {
+        true
     }
 
     fn terms(&self) -> usize {

@@ -187,7 +187,7 @@ fn find_producers(blocks: &mut [Block], structure: &Structure<'_>) {
     }
 }
 
-/// Refuses blocks and skipped paths that the forward pass does not come by.
+/// Refuses blocks and skipped paths that the forward pass does not come by, and blocks without a weight.
 fn check_named(blocks: &[Block], graph: &Graph, preset: &Preset) -> Result<(), OneShotError> {
     let is_block = |named: &&String| blocks.iter().any(|block| block.path == **named);
     let is_read = |skipped: &&String| {
@@ -196,9 +196,24 @@ fn check_named(blocks: &[Block], graph: &Graph, preset: &Preset) -> Result<(), O
     };
     let mut named = preset.blocks.iter().flatten();
     let mut skipped = preset.skip.iter();
-    let missing = named.find(|one| !is_block(one));
-    match missing.or_else(|| skipped.find(|one| !is_read(one))) {
-        Some(path) => Err(OneShotError::NeverCalled { path: path.clone() }),
+    let missing = named.clone().find(|one| !is_read(one));
+    if let Some(path) = missing.or_else(|| skipped.find(|one| !is_read(one))) {
+        return Err(OneShotError::NeverCalled { path: path.clone() });
+    }
+    match named.clone().find(|one| !is_block(one)) {
+        Some(path) => Err(OneShotError::EmptyBlock {
+            // The first one that has a weight takes it.
+            within: named
+                .find(|one| *one == path || is_under(path, one))
+                .filter(|one| *one != path)
+                // So do smaller ones that are named before it.
+                .or_else(|| {
+                    let mut paths = blocks.iter().map(|block| &block.path);
+                    paths.find(|one| is_under(one, path))
+                })
+                .cloned(),
+            path: path.clone(),
+        }),
         None => Ok(()),
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Sums {
     /// Mean |x| and largest |x| of each feature, over all groups of a convolution.
     pub(crate) mean_abs: Vec<f64>,
     pub(crate) max_abs: Vec<f32>,
+    /// Batches whose rows are not those of the original model, in which targets are of these inputs.
+    pub(crate) own_targets: usize,
     /// Rows of the only group, and their targets, that are not summed up yet.
     waiting: (Vec<f32>, Vec<f32>),
 }
@@ -38,6 +40,7 @@ impl Sums {
             grams: vec![Gram::with_targets(first.inputs, outputs); first.groups],
             mean_abs: vec![0.0; first.inputs],
             max_abs: vec![0.0; first.inputs],
+            own_targets: 0,
             waiting: (Vec::new(), Vec::new()),
         }
     }
@@ -137,13 +140,18 @@ pub(crate) fn collect<O: Tensors>(
         source,
     };
     for batch in 0..step.batches() {
-        let residuals = match preset.target {
-            Target::OwnInputs => Vec::new(),
-            Target::Original => residuals(step, group, batch)?,
-        };
         let targets = match preset.target {
             Target::OwnInputs => Vec::new(),
-            Target::Original => targets(step, group, batch, &residuals)?,
+            Target::Original if step.rows_correspond(first, batch) => {
+                let residuals = residuals(step, group, batch)?;
+                targets(step, group, batch, Pass::Original, &residuals)?
+            }
+            // A row of the original model is that of another token.
+            Target::Original => {
+                sums.own_targets += 1;
+                let none = vec![None; group.layers.len()];
+                targets(step, group, batch, Pass::Replaced, &none)?
+            }
         };
         // Both passes have the same places, so that their chunks have the same rows.
         let mut targets = targets.into_iter();
@@ -162,13 +170,14 @@ pub(crate) fn collect<O: Tensors>(
     Ok(sums)
 }
 
-/// What the layers of `group` should give for a batch of the original model, side by side: `[rows,
+/// What the original layers of `group` give for what arrives in a pass, side by side, and the residuals: `[rows,
 /// outputs]` of each chunk of [`rows`]. All of it is as large as their outputs; the patches of a convolution
 /// are many times that.
 fn targets<O: Tensors>(
     step: &mut Step<'_, O>,
     group: &Group,
     batch: usize,
+    pass: Pass,
     residuals: &[Option<Tensor<2>>],
 ) -> Result<Vec<Vec<f32>>, GraphError> {
     let mut weights = Vec::new();
@@ -177,7 +186,7 @@ fn targets<O: Tensors>(
         weights.push((outputs, step.weight(&layer.product, Pass::Original)?));
     }
     let mut chunks = Vec::new();
-    rows(step, group, batch, Pass::Original, |part, x| {
+    rows(step, group, batch, pass, |part, x| {
         let layers = weights.iter().zip(residuals);
         let outputs = layers.map(|((outputs, weight), residual)| {
             let weight = weight.clone().slice([part * outputs..(part + 1) * outputs]);
@@ -221,14 +230,14 @@ fn residuals<O: Tensors>(
     let mut found = Vec::new();
     for layer in &group.layers {
         found.push(match layer.residual {
-            None => None,
-            Some(id) => {
+            Some(id) if step.places_correspond(batch, id) => {
                 let original = step.tensor_rows(batch, id, Pass::Original)?;
                 let change = original - step.tensor_rows(batch, id, Pass::Replaced)?;
                 // Of what is masked out, -∞, nothing changed.
                 let finite = change.clone().is_finite();
                 Some(change.mask_fill(finite.bool_not(), 0.0))
             }
+            _ => None,
         });
     }
     Ok(found)

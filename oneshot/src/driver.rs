@@ -141,7 +141,7 @@ impl<'a> OneShot<'a> {
     /// Each with the model inside, unchanged.
     /// - [`OneShotError::InvalidConfig`]: what [`Preset::validate`] finds.
     /// - [`OneShotError::Graph`]: the forward pass cannot be recorded or executed, or there is no batch.
-    /// - [`OneShotError::NothingToCompress`], [`OneShotError::NeverCalled`],
+    /// - [`OneShotError::NothingToCompress`], [`OneShotError::EmptyBlock`], [`OneShotError::NeverCalled`],
     ///   [`OneShotError::SharedWeight`]: no weight is left, a part is not called, or several operations
     ///   read one weight.
     /// - [`OneShotError::TooFewRows`]: fewer rows than inputs of a layer.

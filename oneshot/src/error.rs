@@ -40,6 +40,14 @@ pub enum OneShotError {
         /// The path of that part.
         path: String,
     },
+    /// A block that was named is called, and has no weight of its own to compress.
+    #[error("`{path}` of `blocks` has no weight to compress: {}", without(.path, .within))]
+    EmptyBlock {
+        /// Its path.
+        path: String,
+        /// The block, named before it, that its weights are of; of several in it the first.
+        within: Option<String>,
+    },
     /// No weight is left to compress.
     #[error(
         "the forward pass has no product with a weight to compress: every one is an embedding, \
@@ -189,6 +197,22 @@ fn instead(error: &GraphError) -> &'static str {
     }
 }
 
+/// Why nothing is left of a block.
+fn without(path: &str, within: &Option<String>) -> String {
+    match within {
+        Some(block) if block.len() > path.len() => format!(
+            "what is in it is of blocks that are named before it, as `{block}`. Leave it out"
+        ),
+        Some(block) => format!(
+            "what is in it is of block `{block}`, which is named before it. Name one of the two, or the \
+             smaller one first"
+        ),
+        None => "norms, biases, embeddings and what is shared with them (a tied head) stay as they are, and \
+                 so does what is under a path of `skip`. Leave it out"
+            .into(),
+    }
+}
+
 fn listed(paths: &[String]) -> String {
     let quoted: Vec<String> = paths.iter().map(|path| format!("`{path}`")).collect();
     quoted.join(" = ")
@@ -197,6 +221,24 @@ fn listed(paths: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_whose_weights_are_of_a_smaller_one_can_go() {
+        let message = |path: &str, within: &str| {
+            let (path, within) = (path.into(), Some(within.into()));
+            OneShotError::EmptyBlock { path, within }.to_string()
+        };
+        let smaller = message("layers.0", "layers.0.attn");
+        assert!(
+            smaller.contains("`layers.0.attn`. Leave it out"),
+            "{smaller}"
+        );
+        let larger = message("layers.0.attn", "layers.0");
+        assert!(
+            larger.contains("`layers.0`, which is named before it"),
+            "{larger}"
+        );
+    }
 
     #[test]
     fn who_compresses_without_a_recording_is_named_where_one_is_in_the_way() {

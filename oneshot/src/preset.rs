@@ -32,7 +32,8 @@ pub struct Preset {
     /// The grid of the weights. Default: none, weights stay floats.
     pub quantize: Option<Quantize>,
     /// Factors between layers, written into the model before quantization; a layer without a place for
-    /// them says so in the report ([`unscaled`](crate::LayerReport::unscaled)). With factors the target is
+    /// them says so in the report ([`unscaled`](crate::LayerReport::unscaled)). Between two matrices there is one
+    /// where both are of the same block ([`blocks`](Self::blocks)). With factors the target is
     /// [`Target::OwnInputs`], whatever [`target`](Self::target) says: a layer before them does not give
     /// what it gave. Default: none.
     pub scaling: Option<Scaling>,
@@ -55,7 +56,8 @@ pub struct Preset {
     pub skip: Vec<String>,
     /// Paths of the blocks; of a group of parameters:
     /// [`with_blocks_of`](crate::OneShot::with_blocks_of). Default: found by the first number in a path
-    /// (`layers.0`), and every weight without one by itself; a block that is not called while others of
+    /// (`layers.0`), and every weight without one by itself, which leaves no place for
+    /// [factors](Self::scaling) between two of them; a block that is not called while others of
     /// its list are is an error ([`NeverCalled`](crate::OneShotError::NeverCalled)).
     pub blocks: Option<Vec<String>>,
 }
@@ -189,6 +191,17 @@ pub enum Target {
     OwnInputs,
     /// What the original model computes at this place; where a sum with a residual follows, the sum.
     /// Errors of earlier layers are made good as far as they can be.
+    ///
+    /// Rows, of tokens or of places of an image, have to be the same ones in both models. Where they are taken by
+    /// indices that follow from the data (`argsort`, `topk` and then `select` or `gather`: experts that choose their
+    /// tokens, tokens that are dropped by scores), the compressed model may take others, or in another order. In batches in which it
+    /// does, layers behind that get the targets of [`OwnInputs`](Self::OwnInputs), up to where rows are written
+    /// back to their places by the same indices; the report says in how many
+    /// ([`own_targets`](crate::LayerReport::own_targets)). What a product with a mask of zeros and ones moves is not
+    /// noticed: take `OwnInputs` there. Indices that the model is given, as tokens of an embedding, are the same in
+    /// both, and so are rows that are masked and stay where they are. Sets of indices that are flattened for a
+    /// `select` count as reordered as a whole, batches and tokens too. A class token in front of tokens that are
+    /// chosen counts as one of them: squeeze its axis out (`squeeze_dim(1)`) before the head.
     Original,
 }
 
@@ -345,6 +358,9 @@ impl Preset {
         if self.prune.is_none() && self.quantize.is_none() {
             return invalid("preset", "empty", "zeros, a grid, or both");
         }
+        if self.blocks.as_ref().is_some_and(Vec::is_empty) {
+            return invalid("blocks", "an empty list", "`None`, or with a path at least");
+        }
         Ok(())
     }
 
@@ -427,7 +443,11 @@ impl FromStr for Preset {
             let number = |text: Option<&str>| text.filter(is_plain)?.parse::<usize>().ok();
             if part == "sparse" {
                 once(preset.prune.is_none(), "with `sparse` once")?;
-                let mut pattern: Pattern = parts.next().unwrap_or("").parse()?;
+                // A negative one, say, whose sign parts it from its number.
+                let Some(pattern) = parts.next().filter(|part| !part.is_empty()) else {
+                    return invalid("preset", text, expected);
+                };
+                let mut pattern: Pattern = pattern.parse()?;
                 let mut rest = parts.clone();
                 if let (Pattern::PerLayer(fraction), Some("per"), Some("output")) =
                     (pattern, rest.next(), rest.next())

@@ -29,6 +29,11 @@ pub struct LayerReport {
     /// are the first to be removed; those that stay are what they were, at their nearest codes (with `exchange_zeros` at
     /// codes of 0).
     pub dead_inputs: usize,
+    /// Calibration batches in which rows are not those that the original model has there, because their order, or
+    /// which of them take part, follows from the data and came out otherwise. Their target is that of
+    /// [`OwnInputs`](crate::Target::OwnInputs), whatever [`Preset::target`](crate::Preset::target) says.
+    #[serde(default)]
+    pub own_targets: usize,
     /// λ, the damping: what [`Preset::ridge`](crate::Preset::ridge) came to on the diagonal of XᵀX/n, of a
     /// convolution with groups the largest; 0 where nothing is asked of calibration data.
     #[serde(default)]
@@ -47,7 +52,9 @@ pub struct LayerReport {
     /// Bytes to be stored.
     pub bytes: usize,
     /// The preset asks for factors between layers, but there is no place for them in what this layer
-    /// reads: something else reads it, too, or it is no norm, product or gate. It is rounded as it is.
+    /// reads: something else reads it, too, it is no norm, product or gate, or it is a product of another block
+    /// (without a number in its path each weight is a block by itself: name one that has both in
+    /// [`blocks`](crate::Preset::blocks)). It is rounded as it is.
     #[serde(default)]
     pub unscaled: bool,
     /// All inputs are zero in every row, of a convolution with groups those of one group at least: an expert

@@ -167,6 +167,7 @@ impl<O: Tensors> Work<'_, O> {
                 path: path.into(),
                 rows,
                 dead_inputs: dead,
+                own_targets: sums.map_or(0, |sums| sums.own_targets),
                 ridge,
                 relative_error: objective / scale.max(f64::MIN_POSITIVE),
                 zeros: weight.zeros(),

@@ -1,13 +1,13 @@
 //! Averages of the weights of several models.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::path::Path;
 
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
-use burn_lean_quant::{load_record, qat::merge_observers};
+use burn_lean_quant::{load_record, module::map_quantizers, qat::merge_observers};
 use burn_lean_reparam::{
     PathMapper, PathVisitor, Trail, Training, map_with_path, own_copy, visit_with_path,
 };
@@ -28,6 +28,8 @@ use crate::RecipeError;
 /// reparameterization are tensors like others, but for observed ranges of quantizers, which
 /// [`merge_observers`](burn_lean_quant::qat::merge_observers) joins; fold them in first
 /// ([`Module::materialize`]) where their average means nothing, as of the two factors of an adapter.
+/// What says how far a training is has no average either, and stays that of the first model: the loss scale of
+/// an `Amp` with its counters, and the steps of quantizers.
 ///
 /// ```
 /// use burn::module::Param;
@@ -65,7 +67,7 @@ pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
         tensors.check(other, index + 1)?;
     }
     for (path, data) in tensors.found {
-        if !data.dtype().is_float() {
+        if !data.dtype().is_float() || tensors.progress.contains(&path) {
             continue;
         }
         let mut sums: Vec<f64> = data.iter::<f64>().collect();
@@ -93,8 +95,8 @@ pub fn uniform_soup<M: Module>(models: &[M]) -> Result<M, RecipeError> {
 }
 
 /// The [average](uniform_soup) of models that were saved as Burn's records
-/// ([`ModuleRecord`]), each loaded into a copy of `model`: the checkpoints of a training, say. All of them
-/// are in memory at once.
+/// ([`ModuleRecord`]), each loaded into a copy of `model`: the checkpoints of a training, say, also those of
+/// Burn's Learner, where `model` is the `Amp` or `AfterStep` that it trained. All of them are in memory at once.
 ///
 /// # Errors
 ///
@@ -196,13 +198,20 @@ fn number(score: f64, of: impl FnOnce() -> String) -> Result<f64, RecipeError> {
 #[derive(Default)]
 struct Tensors {
     found: Vec<(String, TensorData)>,
+    /// Paths of those that say how far a training is.
+    progress: HashSet<String>,
     failed: Option<RecipeError>,
 }
 
 impl Tensors {
     fn of<M: Module>(model: &M) -> Result<Self, RecipeError> {
         let mut tensors = Self::default();
-        visit_with_path(&model.valid(), &mut tensors);
+        // In step 0: schedules are compared, and not how far they are.
+        let model = map_quantizers(model.valid(), |located| {
+            let schedule = located.quantizer.schedule();
+            located.quantizer.with_schedule(schedule)
+        });
+        visit_with_path(&model, &mut tensors);
         match tensors.failed.take() {
             None => Ok(tensors),
             Some(error) => Err(error),
@@ -216,6 +225,9 @@ impl Tensors {
 
     fn push(&mut self, at: &Trail, data: Result<TensorData, impl std::fmt::Display>) {
         let path = at.path();
+        if is_of_scaler(at) {
+            self.progress.insert(path.clone());
+        }
         match data {
             Ok(data) => self.found.push((path, data)),
             Err(error) => {
@@ -255,11 +267,19 @@ impl Tensors {
                     ),
                 );
             }
-            if !data.dtype().is_float() && data.as_bytes() != twin.as_bytes() {
-                // What a quantizer counts and was told, beside what a mask keeps.
-                let advice = match path.ends_with(".control") {
-                    true => "give both models one schedule, in step 0, with `set_schedule`",
-                    false => "fold masks in with `materialize`",
+            let differs = || data.as_bytes() != twin.as_bytes();
+            if !data.dtype().is_float() && !self.progress.contains(path) && differs() {
+                let advice = match path.rsplit('.').next() {
+                    // What a quantizer was told, and what it has.
+                    Some("control") => {
+                        "the quantizers differ in their schedules, for which there is `set_schedule`, in their \
+                         schemes, or in what has begun: ranges, learned scales"
+                    }
+                    // Of a mask.
+                    Some("kept") => {
+                        "fold masks in with `materialize`; records are loaded into models for that"
+                    }
+                    _ => "give it one value in all models",
                 };
                 return refuse(
                     path,
@@ -276,6 +296,13 @@ impl Tensors {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a tensor belongs to the grad scaler of an `Amp`: its scale and the inverse of that, whose averages
+/// are no inverse of each other, and counters.
+fn is_of_scaler(at: &Trail) -> bool {
+    let is_part = at.names().iter().any(|name| name == "grad_scaler");
+    is_part && at.container() == "Struct:StateTensors"
 }
 
 impl PathVisitor for Tensors {

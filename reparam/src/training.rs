@@ -1,6 +1,6 @@
 //! Which parts of a model train.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use burn::module::{Flag, Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
@@ -31,8 +31,8 @@ use crate::{PathMapper, PathVisitor, Trail, map_with_path, visit_with_path};
 pub struct Training {
     /// For each tensor on a device with autodiff its strategy, `None` for others; by path.
     tensors: HashMap<String, Option<GradientCheckpointingStrategy>>,
-    /// Paths of those that are on such a device without gradients of their own.
-    frozen: HashSet<String>,
+    /// Of the parameters on such a device that have a value: whether they train, by path.
+    trained: HashMap<String, bool>,
     /// Whether each flag is on, by path.
     flags: HashMap<String, bool>,
 }
@@ -47,8 +47,9 @@ impl Training {
 
     /// Sets the parts of a model in evaluation mode, with the same paths, back to what they were.
     ///
-    /// Parameters are trained again if they were before [`Module::valid`]. A part that was not there, and
-    /// tensors that Burn shows to no walk, train if anything does.
+    /// Parameters are trained again if they were before [`Module::valid`]; what an operation made of one
+    /// ([`Param::map`], as initializations are scaled) trains if [`Module::train`] says so. A part that was not
+    /// there, and tensors that Burn shows to no walk, train if anything does.
     pub fn restore<M: Module>(&self, model: M) -> M {
         let disabled = GradientCheckpointingStrategy::Disabled;
         let mut strategies = self.tensors.values().flatten();
@@ -100,8 +101,8 @@ impl PathVisitor for Training {
         let device = param.lazy_device();
         self.add(at, &device);
         // What has no value yet gets gradients as it says.
-        if device.is_autodiff() && param.is_initialized() && !param.base().is_require_grad() {
-            self.frozen.insert(at.path());
+        if device.is_autodiff() && param.is_initialized() {
+            self.trained.insert(at.path(), is_trained(param));
         }
     }
 
@@ -156,9 +157,11 @@ struct Restore<'a> {
 impl PathMapper for Restore<'_> {
     fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let param = restored!(self, at, param);
-        match self.training.frozen.contains(&at.path()) && param.base().is_require_grad() {
-            true => param.map(|tensor| tensor.set_require_grad(false)),
-            false => param,
+        match self.training.trained.get(&at.path()) {
+            Some(trains) if *trains != param.base().is_tracked() => {
+                param.map(|tensor| tensor.set_require_grad(*trains))
+            }
+            _ => param,
         }
     }
 
@@ -171,6 +174,18 @@ impl PathMapper for Restore<'_> {
             // What `train` restores stays.
             on => flag.map(|flag| flag.with(on)),
         }
+    }
+}
+
+/// Whether a parameter on an autodiff device trains.
+///
+/// A leaf says so itself. The result of an operation never has gradients of its own, whatever it was made
+/// of: [`Module::train`] knows whether the parameter is to have them.
+fn is_trained<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    let base = param.base();
+    match base.is_require_grad() || !base.is_tracked() {
+        true => base.is_require_grad(),
+        false => param.valid().train().base().is_require_grad(),
     }
 }
 
@@ -203,11 +218,11 @@ pub fn map_leaf<const D: usize>(
     change: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Param<Tensor<D>> {
     let id = param.id;
+    let trains = is_trained(&param);
     param.map(|old| {
         let Some(strategy) = old.gradient_checkpointing_strategy() else {
             return change(old).without_autodiff();
         };
-        let trains = old.is_require_grad();
         // Burn has no answer for a quantized one.
         let is_quantized = matches!(old.dtype(), DType::QFloat(_));
         let is_distributed = !is_quantized && old.is_distributed();
@@ -296,5 +311,36 @@ mod tests {
         let weight = weight.map(|weight| weight.set_require_grad(false));
         assert!(trains(&weight.valid().train()));
         assert!(!trains(&own_copy(&weight)));
+        // And takes them from one that is, and was given some.
+        let weight = weight.no_grad().map(|weight| weight.require_grad());
+        assert!(!trains(&weight.valid().train()));
+        assert!(trains(&own_copy(&weight)));
+    }
+
+    /// As an initialization is scaled: what an operation makes is no leaf.
+    #[test]
+    fn what_an_operation_made_of_a_weight_trains_if_that_did() {
+        let plain = Device::flex().autodiff();
+        for device in [plain.clone(), plain.gradient_checkpointing()] {
+            let scaled = |weight: Param<Tensor<1>>| weight.map(|weight| weight * 0.5);
+            let weight = Param::<Tensor<1>>::from_data([2.0], &device);
+            let copy = own_copy(&scaled(weight.clone()));
+            let mapped = map_leaf(scaled(weight.clone()), |weight| weight);
+            for again in [copy, mapped] {
+                assert_eq!(again.val().into_scalar::<f32>(), 1.0);
+                let grads = (again.val() * 3.0).sum().backward();
+                let gradient = again.val().grad(&grads).unwrap();
+                assert_eq!(gradient.into_scalar::<f32>(), 3.0);
+            }
+
+            let frozen = scaled(weight.clone().no_grad());
+            // Its graph is that of another tensor.
+            let product = frozen.clone().map(|frozen| frozen * weight.val());
+            assert!(product.val().is_tracked());
+            for still in [frozen, product] {
+                assert!(!own_copy(&still).is_require_grad());
+                assert!(!map_leaf(still, |weight| weight).is_require_grad());
+            }
+        }
     }
 }

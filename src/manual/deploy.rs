@@ -57,6 +57,8 @@
 //! `QuantizedForward::new().cached()`. Without `cached` each call records the pass; small recurrent layers, depthwise
 //! networks and MLPs of less than 0.1 ms were seen at two to four times. The report of the conversion names the layers,
 //! and `ConvertConfig::with_activations(Activations::Float)` leaves them float.
+//! `ConvertConfig::with_dequantize(Dequantize::InProduct)` has a kernel multiply by the codes in layers that are called by
+//! `forward_q` (feature `engine`), where that is exact and not slower.
 //!
 //! # Sequences of any length
 //!

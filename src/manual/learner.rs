@@ -2,11 +2,12 @@
 //!
 //! | what | how |
 //! |---|---|
-//! | mixed precision | a model with Burn's `TrainStep` and `InferenceStep` goes into the Learner as `Amp::new(OwnSteps::new(model), …)` |
+//! | mixed precision | a model with Burn's `TrainStep` and `InferenceStep` goes into the Learner as `Amp::from_prepared(OwnSteps::new(model), Autocast::new(dtype), &GradScalerConfig::for_dtype(dtype))`. `Amp::new` is for steps in a region (`autocast.forward`) and leaves its casts on the weights: `materialize` what `into_model` gives before it is pruned or quantized |
 //! | a step of one's own | the model implements `AmpTrainStep` in the place of Burn's `TrainStep`, and goes into the Learner as `Amp` |
 //! | after each step | the quantizers of the model move on by themselves; `with_after_step`: masks follow a schedule; without mixed precision `AfterStep::new(model, advance)`, where the model's own steps call its quantizers: those of activations of an unedited model act in `Amp::from_prepared(OwnSteps::new(model), Autocast::new(FloatDType::F32), &GradScalerConfig::for_dtype(FloatDType::F32))` |
 //! | several devices | quantizers of activations observe, and begin to learn, in replicas, which are dropped: calibrate before; a warning says where that was not done. Learned scales of weights (`Learned::Lsq`) begin by `with_after_step(advance)`: without it they never do, and nothing says so |
 //! | tied weights | stay one parameter in `Amp` and `AfterStep`; freeze a copy that is to stay as it is, a teacher with the identities of its student say (`student.valid().no_grad()`): without it, a part of a model for evaluation trains after `train()`, and `reparam::Training` gives back what was |
+//! | a scaled initialization | by `reparam::map_leaf`: what `Param::map` makes of a weight by an operation is no leaf, and Burn's Learner trains it nowhere. A recipe does |
 //! | the loss scale | is in Burn's own checkpoints, and a metric: `LossScaleMetric`, `SkippedStepsMetric` |
 //! | errors | stop the training through `Monitor::interrupter`, and are in `Monitor::error` |
 //! | another training of the same `Amp` | `Monitor::reset` before it, or the error or stop of the last one ends it after a batch |

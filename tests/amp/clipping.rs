@@ -154,6 +154,37 @@ fn f64_gradients_are_clipped_with_the_f32_ones() {
     });
 }
 
+/// The norm is one that F32 holds, and its square is not.
+#[test]
+fn large_f64_gradients_are_clipped() {
+    each_device(|target| {
+        if !target.device.supports_dtype(FloatDType::F64) {
+            return;
+        }
+        let numbers = |numbers: [f64; 2], device: &Device| {
+            Tensor::<1>::from_data(numbers, (device, DType::F64))
+        };
+        let model = Mixed {
+            wide: Param::from_tensor(numbers([0.0, 0.0], &target.device.clone().autodiff())),
+            narrow: Param::from_tensor(Tensor::zeros([1], &target.device.clone().autodiff())),
+        };
+        let mut grads = GradientsParams::new();
+        // Unscaled: 3e29 and 4e29.
+        let wide = numbers([2.4e30, -3.2e30], &target.device);
+        grads.register::<1>(model.wide.id, wide);
+        grads.register::<1>(model.narrow.id, Tensor::zeros([1], &target.device));
+        let config = GradScalerConfig::new(LossScale::Static(8.0)).with_max_norm(Some(1.0));
+        let mut scaler = config.init().unwrap();
+        let model = scaler
+            .step(&mut SgdConfig::new().init(), 1.0, model, grads)
+            .unwrap();
+        let report = scaler.report().unwrap();
+        assert!(!report.skipped, "{:?}", report.overflow);
+        assert!((report.grad_norm.unwrap() / 5e29 - 1.0).abs() < 1e-6);
+        assert_near!(values(model.wide.val()).into_iter(), [-0.6, 0.8], 1e-6);
+    });
+}
+
 #[test]
 fn a_step_that_clips_is_unscaling_clipping_and_applying() {
     each_device(|target| {

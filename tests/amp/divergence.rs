@@ -20,13 +20,21 @@ fn what_helps_follows_from_the_cause() {
         ..Default::default()
     });
     let no_scale = "Lowering the loss scale further would not help";
+    // Gradients that are finite in F32 may be too large for F16 at a scale of 1, and below.
+    let smaller = "`calibrate_scale` says which smaller loss scale would help";
+    let smallest = f32::MIN_POSITIVE;
     for (rule, expected, helps) in [
         (
             LossScale::Static(65536.0),
             SkipCause::ScaleIsStatic,
             "A smaller `LossScale::Static`, `LossScale::Dynamic` or BF16",
         ),
-        (LossScale::Static(1.0), SkipCause::ScaleAtFloor, no_scale),
+        (LossScale::Static(1.0), SkipCause::ScaleAtFloor, smaller),
+        (
+            LossScale::Static(2f32.powi(-24)),
+            SkipCause::ScaleAtFloor,
+            smaller,
+        ),
         (
             between(1.0, 65536.0),
             SkipCause::ScaleTooHigh,
@@ -38,7 +46,12 @@ fn what_helps_follows_from_the_cause() {
             SkipCause::ScaleAtFloor,
             "A lower `min_scale`",
         ),
-        (between(1.0, 1.0), SkipCause::ScaleAtFloor, no_scale),
+        (between(1.0, 1.0), SkipCause::ScaleAtFloor, smaller),
+        (
+            between(smallest, smallest),
+            SkipCause::ScaleAtFloor,
+            no_scale,
+        ),
     ] {
         let config = GradScalerConfig::new(rule).with_max_consecutive_skips(Some(3));
         let mut scaler = config.init().unwrap();

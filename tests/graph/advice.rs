@@ -2,10 +2,11 @@
 
 use burn::nn::loss::CTCLossConfig;
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::quantization::QuantScheme;
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::{GraphError, Tensors, record};
 
-use crate::support::tensor;
+use crate::support::{tensor, values};
 
 /// Of a closure over labels of two examples.
 fn refused<O: Tensors>(forward: impl FnOnce(&Linear, Tensor<1, Int>) -> O) -> GraphError {
@@ -45,6 +46,22 @@ fn one_hot_is_named_where_it_reads_labels() {
     assert!(!read.to_string().contains("one_hot") && read.is_of_recording());
     let sorted = refused(|_, labels| labels.sort(1));
     assert!(!sorted.to_string().contains("one_hot"), "{sorted}");
+}
+
+/// It runs without a recording.
+#[test]
+fn an_operation_that_burn_does_not_record_is_not_said_to_fail_anyway() {
+    let quantize = |x: Tensor<1>| x.quantize_dynamic(&QuantScheme::default()).dequantize();
+    let x = tensor::<1>(1, [8], &Device::flex());
+    let quantized = values(quantize(x.clone()));
+    assert_near!(quantized.into_iter(), values(x), 0.01);
+    let error = refused(|_, labels| quantize(labels.float()));
+    assert_says!(error, "Burn does not record", "`quantize_dynamic`");
+    assert!(
+        !error.to_string().contains("without a recording"),
+        "{error}"
+    );
+    assert!(error.is_of_recording());
 }
 
 /// Burn's module compares shapes in every build, and lengths in one with debug assertions.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::ops::MaxPoolOptions;
 use burn::tensor::{Bool, Device, Tensor};
-use burn_lean::graph::{AsRecorded, GraphError, Recordings, record};
+use burn_lean::graph::{
+    AsRecorded, GraphError, Recordings, Verified, record, record_with_backward,
+};
 
 use crate::support::{devices, tensor, values};
 
@@ -119,6 +121,59 @@ fn a_mask_of_nothing_and_a_constant_of_zero_hide_no_stopped_gradient() {
     assert!(is_stopped(
         Recordings::default().recording(&model, &x, weighted, place, 0)
     ));
+}
+
+/// Of no examples all gradients are zero, whatever is stopped.
+#[test]
+fn a_first_batch_without_examples_hides_no_stopped_gradient() {
+    // GPU backends have no kernels over no elements.
+    for target in devices().into_iter().filter(|target| !target.is_gpu()) {
+        let device = target.device.autodiff();
+        let model = linear(&device);
+        let forward = |model: &Linear, x: Tensor<2>| {
+            let y = model.forward(x);
+            (y.clone() * y.detach()).sum()
+        };
+        for caches in [false, true] {
+            let mut recordings = Recordings::default();
+            recordings.caches = caches;
+            let place = Location::caller();
+            let of_rows = |rows: usize| {
+                let x = Tensor::<2>::ones([rows, 3], &device);
+                recordings.recording(&model, &x, forward, place, 0)
+            };
+            let empty = of_rows(0);
+            assert!(empty.is_ok(), "{}: {:?}", target.name, empty.err());
+            assert!(is_stopped(of_rows(4)), "{}", target.name);
+        }
+    }
+}
+
+/// That of Burn on flex panics where a sum starts behind the end of nothing, as in a concatenation.
+#[test]
+fn a_forward_pass_of_no_examples_runs_where_its_backward_pass_panics() {
+    let device = Device::flex().autodiff();
+    let model = linear(&device);
+    let x = Tensor::<2>::ones([0, 3], &device);
+    let forward = |model: &Linear, x: Tensor<2>| {
+        let bias = model.bias.as_ref().unwrap().val().unsqueeze::<2>();
+        Tensor::cat(vec![x.clone(), model.forward(x) + bias], 1).sum()
+    };
+    let recording = record_with_backward(&model, &x, forward).unwrap();
+    let found = recording.verify_gradients(&model, &x);
+    assert_eq!(found, Ok(Verified::NoElements));
+    let recordings = Recordings::default();
+    let place = Location::caller();
+    for _ in 0..2 {
+        let recording = recordings.recording(&model, &x, forward, place, 0);
+        let sum = recording.unwrap().execute(&model, &x, &AsRecorded);
+        assert_eq!(values(sum.unwrap()), [0.0]);
+    }
+    // Of some examples it is compared.
+    let x = Tensor::<2>::ones([2, 3], &device);
+    let recording = record_with_backward(&model, &x, forward).unwrap();
+    let found = recording.verify_gradients(&model, &x);
+    assert_eq!(found, Ok(Verified::Same));
 }
 
 /// A padding mask of a batch without padding: with all of a row masked there is no softmax.

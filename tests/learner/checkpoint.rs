@@ -8,6 +8,7 @@ use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::Learner;
+use burn_lean::recipe::{uniform_soup, uniform_soup_of_records};
 use burn_lean_amp::{
     Amp, AmpError, DynamicLossScale, GradScalerConfig, LossScale, ResumedDataLoader,
 };
@@ -89,6 +90,39 @@ fn a_resumed_training_on_shuffled_data_is_the_uninterrupted_one() {
         let resumed = train(directory.path(), 5, done);
         assert_eq!(bits(&resumed), bits(&whole), "after {done} epochs");
     }
+}
+
+/// The mean of a scale and that of its inverse are no inverse of each other, and counters have none.
+#[test]
+fn the_average_of_checkpoints_trains_on_with_the_state_of_the_first() {
+    on_tracked(|device| {
+        let fresh = || amp(&device, FloatDType::F16, &scaler());
+        let mut learner = Learner::new(fresh(), SgdConfig::new().init(), 0.1);
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["first.bpk", "second.bpk"].map(|name| folder.path().join(name));
+        let models = paths.each_ref().map(|path| {
+            for _ in 0..3 {
+                step(&mut learner, &samples(4), &device);
+            }
+            let model = learner.model();
+            model.clone().into_record().save(path).unwrap();
+            model
+        });
+        let states = models.each_ref().map(|model| model.state().unwrap());
+        assert_ne!(states[0], states[1]);
+
+        let soup = uniform_soup_of_records(&fresh(), &paths).unwrap();
+
+        let expected = uniform_soup(&models.map(Amp::into_model)).unwrap();
+        assert_eq!(bits(soup.model()), bits(&expected));
+        assert_eq!(soup.state().unwrap(), states[0]);
+        let monitor = soup.monitor();
+        let mut learner = Learner::new(soup, SgdConfig::new().init(), 0.1);
+        step(&mut learner, &samples(4), &device);
+        assert_eq!(monitor.error(), None);
+        let state = learner.model().state().unwrap();
+        assert_eq!(state.steps, states[0].steps + 1);
+    });
 }
 
 #[test]

@@ -35,6 +35,7 @@ mod presets;
 mod refuses;
 mod resume;
 mod rounded;
+mod row_order;
 mod scaling;
 mod streamed;
 mod unseen;

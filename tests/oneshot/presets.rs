@@ -116,6 +116,8 @@ fn what_is_no_preset_is_refused() {
         "w1a16",
         "w9a16",
         "sparse",
+        "sparse-",
+        "sparse--0.5",
         "sparse-1.5",
         "sparse-5:4",
         "sparse-0.5-per",
@@ -138,6 +140,9 @@ fn what_is_no_preset_is_refused() {
             "{text}: {error}"
         );
     }
+    // Split at its sign it would have no value.
+    let negative = "sparse--0.5".parse::<Preset>().unwrap_err();
+    assert_says!(negative, "sparse--0.5");
 }
 
 #[test]
@@ -153,6 +158,8 @@ fn rounded_inputs_and_factors_need_what_fits_them() {
     assert!(with(Preset::w4a16().with_group(32), 8).validate().is_ok());
     let scaling = Some(Scaling::SmoothQuant { alpha: 1.5 });
     assert_eq!(field(Preset::w8a16().with_scaling(scaling)), "alpha");
+    let no_block = Preset::w8a16().with_blocks(Some(Vec::new()));
+    assert_eq!(field(no_block), "blocks");
 }
 
 #[test]

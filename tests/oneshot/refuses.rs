@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::GraphError;
 use burn_lean::layerwise::LayerwiseError;
@@ -125,6 +125,49 @@ fn a_block_or_path_that_is_never_called() {
         named(None, vec!["layers.0".into()]),
         OneShotError::NothingToCompress
     );
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    norm: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+
+#[test]
+fn a_named_block_without_a_weight_of_its_own_is_called_nevertheless() {
+    let device = Device::flex();
+    let linear = || LinearConfig::new(8, 8).init(&device);
+    let (up, down) = (linear(), linear());
+    let norm = LayerNormConfig::new(8).init(&device);
+    let model = with_numbers(Normed { norm, up, down }, 3);
+    let named = |blocks: [&str; 2]| {
+        let blocks = blocks.map(String::from).to_vec();
+        let preset = Preset::w8a16().with_blocks(Some(blocks));
+        let x = tensor(1, [20, 8], &device);
+        refused(model.clone(), preset, x, |model, x| {
+            let x = model.up.forward(model.norm.forward(x));
+            model.down.forward(x)
+        })
+    };
+    let error = named(["norm", "up"]);
+    let expected = OneShotError::EmptyBlock {
+        path: "norm".into(),
+        within: None,
+    };
+    assert_eq!(error, expected);
+    assert_says!(error, "`norm`", "norms");
+    let error = named(["up", "up.weight"]);
+    let expected = OneShotError::EmptyBlock {
+        path: "up.weight".into(),
+        within: Some("up".into()),
+    };
+    assert_eq!(error, expected);
+    assert_says!(error, "`up.weight`", "`up`");
+    let never = OneShotError::NeverCalled {
+        path: "side".into(),
+    };
+    assert_eq!(named(["up", "side"]), never);
 }
 
 #[test]

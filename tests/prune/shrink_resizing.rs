@@ -381,3 +381,24 @@ fn a_closure_that_does_something_else_is_an_error_with_the_model() {
         assert_eq!(values(model.up.weight.val()), before);
     }
 }
+
+/// A state of zeros, of a size that no closure sets.
+#[test]
+fn what_resizing_does_not_reach_is_not_said_to_follow_with_it() {
+    let device = Device::flex();
+    let model = [[4, 6], [6, 2]].map(|[from, to]| LinearConfig::new(from, to).init(&device));
+    let model: Vec<Linear> = with_numbers(model.to_vec(), 3);
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| {
+        let hidden = model[0].forward(x);
+        let state = Tensor::zeros([4, 6], &hidden.device());
+        model[1].forward(hidden + state)
+    };
+    let x = tensor::<2>(1, [4, 4], &device);
+    let plain = Shrink::to(0.5).shrink(model, forward, x.clone());
+    let (model, error) = plain.unwrap_err().into_parts();
+    assert_says!(error, "written into the model", "`Shrink::shrink_resizing`");
+    let resizing = Shrink::to(0.5).shrink_resizing(model, forward, x, |_| {});
+    let error = resizing.unwrap_err().to_string();
+    assert_says!(error, "written into the model", "`resize` does not reach");
+    assert!(!error.contains("shrink_resizing"), "{error}");
+}

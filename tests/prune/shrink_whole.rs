@@ -490,6 +490,22 @@ fn a_forward_pass_that_reads_a_value_is_no_reason_for_another_method() {
     assert!(!error.to_string().contains("CHITA"), "{error}");
 }
 
+/// Its bias, of one number, gets a second axis of one place.
+#[test]
+fn the_only_output_stays_because_it_is_one() {
+    let device = Device::flex();
+    let model = [[4, 6], [6, 1]].map(|[from, to]| LinearConfig::new(from, to).init(&device));
+    let model: Vec<Linear> = with_numbers(model.to_vec(), 3);
+    let forward = |model: &Vec<Linear>, x: Tensor<2>| model[1].forward(relu(model[0].forward(x)));
+    let x = tensor::<2>(1, [5, 4], &device);
+    let shrunk = Shrink::to(0.6).shrink(model, forward, x);
+    let shrunk = shrunk.map_err(|rejected| rejected.to_string()).unwrap();
+    assert_eq!(shrunk.model[1].weight.dims(), [3, 1]);
+    let report = shrunk.report.to_string();
+    assert_says!(report, "1 unit stays: outputs of the model");
+    assert!(!report.contains("reshape"), "{report}");
+}
+
 /// A recording computes nothing, so that the index is met later.
 #[test]
 fn a_batch_that_the_forward_pass_panics_at_gives_the_model_back() {

@@ -1,15 +1,16 @@
-//! What is said of parameters that stay: once in a run, however many stages it has.
-
-use std::sync::{Arc, Mutex};
+//! What is said of parameters that stay, once in a run, however many stages it has; and of gradients that
+//! say nothing.
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    Budget, FisherConfig, GradualPruner, PrunerConfig, RidgeChoice, SolverConfig, StageMethod,
+    Budget, FisherConfig, GradualPruner, PrunerConfig, RidgeChoice, Selection, SolverConfig,
+    StageMethod,
 };
 
-use crate::support::{tensor, with_numbers};
+use crate::support::{tensor, warnings, with_numbers};
 
 /// A layer, one that nothing reads, and matrices of its own.
 #[derive(Module, Debug)]
@@ -38,55 +39,17 @@ impl Net {
     }
 }
 
-/// Warnings of the crate.
-#[derive(Clone, Default)]
-struct Said(Arc<Mutex<Vec<String>>>);
-
-impl Said {
-    fn while_running(run: impl FnOnce()) -> Self {
-        let said = Self::default();
-        // Of two subscribers both are asked whichever thread comes first; of one, only its own thread is.
-        let _second = tracing::Dispatch::new(said.clone());
-        tracing::subscriber::with_default(said.clone(), run);
-        said
-    }
-
-    fn of(&self, what: &str) -> Vec<String> {
-        let lines = self.0.lock().unwrap();
-        lines.iter().filter(|l| l.contains(what)).cloned().collect()
-    }
-}
-
-impl tracing::Subscriber for Said {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        let is_ours = metadata.target().starts_with("burn_lean_prune");
-        is_ours && *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-impl tracing::field::Visit for Said {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        if field.name() == "message" {
-            self.0.lock().unwrap().push(format!("{value:?}"));
-        }
-    }
-}
-
-fn assert_names_both_matrices_once(said: &Said) {
-    let lines = said.of("not pruned");
-    let [line] = &lines[..] else {
+/// The only one of the warnings that contains this.
+fn the_only<'a>(said: &'a [String], what: &str) -> &'a str {
+    let lines: Vec<_> = said.iter().filter(|line| line.contains(what)).collect();
+    let [line] = lines[..] else {
         panic!("{lines:?}");
     };
+    line
+}
+
+fn assert_names_both_matrices_once(said: &[String]) {
+    let line = the_only(said, "not pruned");
     assert_says!(line, "`down` [4, 2]", "`up` [2, 4]", "parameter group");
 }
 
@@ -97,7 +60,7 @@ fn matrices_of_the_model_itself_are_named_once_for_all_stages() {
         let mut gradual = GradualPruner::new(Budget::Sparsity(0.75), 3, 0, 0);
         gradual.method = method;
         let inputs = |_seed| [1, 2].map(|seed| tensor::<2>(seed, [24, 6], &device));
-        let said = Said::while_running(|| {
+        let ((), said) = warnings("burn_lean_prune", || {
             let forward = |net: &Net, x: Tensor<2>| net.forward(x);
             let pruned = gradual.prune(Net::new(&device), forward, inputs, |net, _| Ok(net));
             assert_eq!(pruned.unwrap().stages.len(), 3);
@@ -113,16 +76,33 @@ fn what_the_loss_does_not_depend_on_is_named_once_for_all_stages() {
     let config = PrunerConfig::new(solver, FisherConfig::new(8))
         .with_stages(3)
         .with_ridge(RidgeChoice::Fixed(1e-2));
-    let said = Said::while_running(|| {
+    let ((), said) = warnings("burn_lean_prune", || {
         let loss = |net: &Net, x: &Tensor<2>| net.forward(x.clone()).square().mean();
         let loader = |seed| [tensor::<2>(seed, [8, 6], &device)];
         let pruned = config.prune(Net::new(&device), loss, loader).unwrap();
         assert_eq!(pruned.stages.len(), 3);
     });
-    let lines = said.of("does not depend on");
-    let [line] = &lines[..] else {
-        panic!("{lines:?}");
-    };
+    let line = the_only(&said, "does not depend on");
     assert_says!(line, "unused.weight");
     assert_names_both_matrices_once(&said);
+}
+
+/// Cross entropy over one class is 0 whatever the weights are.
+#[test]
+fn a_loss_without_any_gradient_is_named() {
+    let device = Device::flex();
+    let model: Linear = with_numbers(LinearConfig::new(6, 1).init(&device), 1);
+    let selection = Selection::of(&model, None).unwrap();
+    let x = tensor::<2>(1, [8, 6], &device);
+    let (fisher, said) = warnings("burn_lean_prune", || {
+        let loss = |model: &Linear, x: &Tensor<2>| {
+            let logits = model.forward(x.clone());
+            log_softmax(logits, 1).mean().neg()
+        };
+        FisherConfig::new(8).collect(&model, &selection, loss, [x])
+    });
+    let zeros = fisher.unwrap().report.zero_columns;
+    assert_eq!(zeros, [("weight".to_string(), 6)]);
+    let line = the_only(&said, "magnitude alone decides");
+    assert_says!(line, "cross entropy over one class");
 }

@@ -8,8 +8,8 @@ use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    FakeQuantizeConfig, Learned, NumberFormat, ObserverConfig, PtqConfig, QatConfig, QuantError,
-    QuantizedForward, Scheme, Site, load_safetensors, quantizers, save_safetensors,
+    FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig, QatConfig,
+    QuantError, QuantizedForward, Scheme, Site, load_safetensors, quantizers, save_safetensors,
 };
 use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
@@ -228,6 +228,36 @@ fn a_model_without_quantizers_gets_those_of_the_file() {
             assert_eq!(again.0["quantized"], metadata(&bytes).0["quantized"]);
         }
     });
+}
+
+/// Of a layer that no pass calls, as of one whose input was always zero.
+#[test]
+fn an_activation_without_a_range_needs_a_prepared_model_and_the_error_says_so() {
+    #[derive(Module, Debug)]
+    struct Spare {
+        used: Linear,
+        spare: Linear,
+    }
+    let (_folder, path) = scratch("spare.safetensors");
+    let device = Device::flex();
+    let new = |device: &Device| {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        let (used, spare) = (layer(), layer());
+        with_numbers(Spare { used, spare }, 1)
+    };
+    let config = full(8);
+    let training = device.clone().autodiff();
+    let net = config.prepare(new(&training)).unwrap();
+    net.used.forward_q(tensor::<2>(3, [8, 4], &training));
+    save_safetensors(&net.valid(), &path).unwrap();
+    let rejected = load_safetensors(new(&device), &path).unwrap_err();
+    assert_says!(
+        rejected.error(),
+        "no quantizer for its `spare.weight.quant.input.control`",
+        "has no range",
+        "prepared as the saved one was"
+    );
+    load_safetensors(config.prepare(new(&device)).unwrap(), &path).unwrap();
 }
 
 /// Operands of attentions, sums and products have no layer of their own.

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_lean::quant::{
     ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, QatConfig, Unsupported,
@@ -123,14 +123,27 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
                 agrees(target, weight, &converted.linear);
                 continue;
             }
+            // A kernel convolves, where it is not slower.
+            if weight.dequantize == Dequantize::InProduct {
+                assert!(
+                    weight.path == "conv.weight" && has_kernels(target),
+                    "{report}"
+                );
+                assert!(weight.resident_bytes > weight.bytes && weight.why_once.is_none());
+                continue;
+            }
             assert_eq!(weight.dequantize, Dequantize::Once, "{report}");
             assert!(weight.why_once.is_some(), "{report}");
         }
         let text = report.to_string();
-        assert_says!(
-            text,
-            "`embedding.weight` is dequantized once: codes are multiplied by in linear layers alone"
+        let layers = match has_kernels(target) {
+            true => "linear layers and convolutions along one or two axes",
+            false => "linear layers",
+        };
+        let reason = format!(
+            "`embedding.weight` is dequantized once: codes are multiplied by in {layers} alone"
         );
+        assert_says!(text, &reason);
         let prepared = prepared.valid();
         let tokens = TensorData::from([[0, 3, 15]]);
         let tokens = || Tensor::<2, Int>::from_data(tokens.clone(), &target.device);
@@ -139,10 +152,35 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
             values(prepared.embedding.forward(tokens()))
         );
         let image = || tensor::<4>(5, [1, 4, 6, 6], &target.device);
-        assert_eq!(
-            values(converted.conv.forward(image())),
-            values(prepared.conv.forward(image()))
-        );
+        let expected = values(prepared.conv.forward(image()));
+        assert_eq!(values(converted.conv.forward(image())), expected);
+        assert_close(&values(converted.conv.forward_q(image())), &expected);
+    });
+}
+
+#[test]
+fn a_convolution_gives_what_it_gave_before_whether_it_multiplies_by_codes_or_not() {
+    each_device(|target| {
+        let convolution = |groups| {
+            let config = Conv2dConfig::new([32, 32], [3, 3]).with_padding(PaddingConfig2d::Same);
+            with_numbers(config.with_groups(groups).init(&target.device), 3)
+        };
+        for groups in [1, 2, 32] {
+            let (prepared, converted, report) =
+                converted(convolution(groups), WeightConfig::int(8));
+            let weight = &report.weights[0];
+            match weight.dequantize {
+                Dequantize::InProduct => assert!(has_kernels(target), "{report}"),
+                _ => assert!(weight.why_once.is_some(), "{report}"),
+            }
+            let prepared = prepared.valid();
+            for batch in [1, 3] {
+                let x = tensor::<4>(batch as u64, [batch, 32, 7, 5], &target.device);
+                let expected = values(prepared.forward(x.clone()));
+                assert_close(&values(converted.forward(x.clone())), &expected);
+                assert_close(&values(converted.forward_q(x)), &expected);
+            }
+        }
     });
 }
 

@@ -564,31 +564,3 @@ fn layers_that_an_override_leaves_float_are_not_rounded() {
         );
     }
 }
-
-/// As the pooler of an encoder whose head does not read it: its weight is rounded to nearest.
-#[test]
-fn a_layer_that_no_batch_comes_by_takes_the_range_of_its_weight() {
-    let device = Device::flex();
-    let layer = |seed| with_numbers(LinearConfig::new(8, 8).init(&device), seed);
-    let model: Vec<Linear> = vec![layer(1), layer(2)];
-    let x = tensor::<2>(3, [32, 8], &device);
-    let quantized = |bits| {
-        let quantize = QatConfig::new().with_weight(WeightConfig::int(bits));
-        let config = PtqConfig::new()
-            .with_quantize(quantize)
-            .with_progress(false);
-        let first = |model: &Vec<Linear>, x| model[0].forward(x);
-        config.quantize_for(model.clone(), || [x.clone()], first)
-    };
-    for bits in [8, 4] {
-        let (prepared, _) = quantized(bits).unwrap();
-        let codes = quantized_weights(&prepared).unwrap();
-        let (path, uncalled) = &codes[1];
-        assert_eq!(path, "1.weight");
-        let rounded: Tensor<2> = uncalled.dequantize(&device).unwrap();
-        let noise = rounded - model[1].weight.val();
-        let largest = values(model[1].weight.val().abs());
-        let step = largest.into_iter().fold(0.0, f32::max) / (1 << (bits - 1)) as f32;
-        assert!(values(noise.abs()).into_iter().all(|off| off < 1.5 * step));
-    }
-}

@@ -1,9 +1,14 @@
-//! Ranges of whole tensors: of any length, of views, and where not all numbers are finite.
+//! Ranges of whole tensors: of any length, of views, and where not all numbers are finite; and of weights that no data
+//! comes by.
 
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_lean::quant::{NumberFormat, Scheme, fake::Range};
+use burn_lean::quant::{
+    Learned, Mapping, NumberFormat, ObserverConfig, PtqConfig, PtqMode, QatConfig, Scheme,
+    WeightConfig, fake::Range, quantized_weights,
+};
 
-use crate::support::{each_device, numbers, on_each, values};
+use crate::support::{each_device, numbers, on_each, tensor, values, with_numbers};
 
 /// The lowest and the highest number, or NaN where one is.
 fn bounds(numbers: &[f32]) -> [f32; 2] {
@@ -81,4 +86,41 @@ fn a_view_has_the_range_of_what_it_shows() {
             assert_eq!(range(&view), shown);
         }
     });
+}
+
+/// As the pooler of an encoder whose head does not read it: its weight is rounded to nearest, remembering or not.
+#[test]
+fn a_layer_that_no_batch_comes_by_takes_the_range_of_its_weight() {
+    let device = Device::flex();
+    let layer = |seed| with_numbers(LinearConfig::new(8, 8).init(&device), seed);
+    let model: Vec<Linear> = vec![layer(1), layer(2)];
+    let x = tensor::<2>(3, [32, 8], &device);
+    let quantized = |weight, mode| {
+        let config = PtqConfig::new()
+            .with_quantize(QatConfig::new().with_weight(weight))
+            .with_mode(mode)
+            .with_progress(false);
+        let first = |model: &Vec<Linear>, x| model[0].forward(x);
+        config.quantize_for(model.clone(), || [x.clone()], first)
+    };
+    let of_bits = WeightConfig::int;
+    let remembers = || of_bits(8).with_observer(ObserverConfig::MinMax);
+    let learned = remembers().with_mapping(Mapping::Affine);
+    for (bits, weight, mode) in [
+        (8, of_bits(8), PtqMode::Static),
+        (4, of_bits(4), PtqMode::Static),
+        (8, remembers(), PtqMode::Static),
+        (8, remembers(), PtqMode::WeightOnly),
+        (8, learned.with_learned(Learned::Lsq), PtqMode::WeightOnly),
+    ] {
+        let (prepared, _) = quantized(weight, mode).unwrap();
+        let codes = quantized_weights(&prepared).unwrap();
+        let (path, uncalled) = &codes[1];
+        assert_eq!(path, "1.weight");
+        let rounded: Tensor<2> = uncalled.dequantize(&device).unwrap();
+        let noise = rounded - model[1].weight.val();
+        let largest = values(model[1].weight.val().abs());
+        let step = largest.into_iter().fold(0.0, f32::max) / (1 << (bits - 1)) as f32;
+        assert!(values(noise.abs()).into_iter().all(|off| off < 1.5 * step));
+    }
 }

@@ -1,8 +1,6 @@
 //! Activations that no value came by: told before the training, refused or left float at the end,
 //! and recovered without training again.
 
-use std::sync::{Arc, Mutex};
-
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
 use burn::optim::{GradientsParams, SgdConfig};
@@ -16,7 +14,7 @@ use burn_lean::quant::{
     qat::calibrate_unobserved, quantizers, rounding::AdaRoundConfig,
 };
 
-use crate::support::{farthest, tensor, values, with_numbers};
+use crate::support::{farthest, tensor, values, warnings, with_numbers};
 
 /// The second layer is called past its quantizer, the third not at all.
 #[derive(Module, Debug)]
@@ -91,45 +89,6 @@ fn enabled(net: &Net) -> Vec<bool> {
         .to_vec()
 }
 
-/// What is said of training steps, as warnings.
-#[derive(Clone, Default)]
-struct Said(Arc<Mutex<Vec<String>>>);
-
-impl Said {
-    fn while_running<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
-        let said = Self::default();
-        // Of two subscribers both are asked whichever thread comes first; of one, only its own thread is.
-        let _second = tracing::Dispatch::new(said.clone());
-        let result = tracing::subscriber::with_default(said.clone(), run);
-        let lines = said.0.lock().unwrap().clone();
-        (result, lines)
-    }
-}
-
-impl tracing::Subscriber for Said {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN && metadata.target() == "burn_lean_graph::hooks"
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-impl tracing::field::Visit for Said {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        if field.name() == "message" {
-            self.0.lock().unwrap().push(format!("{value:?}"));
-        }
-    }
-}
-
 #[test]
 fn steps_of_a_grad_scaler_say_once_which_layers_are_called_past_their_quantizers() {
     type Forward = fn(&Net, Tensor<2>) -> Tensor<2>;
@@ -146,7 +105,7 @@ fn steps_of_a_grad_scaler_say_once_which_layers_are_called_past_their_quantizers
         let mut net = config.prepare(Net::new(&device)).unwrap();
         let mut scaler = GradScalerConfig::for_dtype(FloatDType::F32).init().unwrap();
         let mut optim = SgdConfig::new().init();
-        let (net, said) = Said::while_running(|| {
+        let (net, said) = warnings("burn_lean_graph::hooks", || {
             for _ in 0..3 {
                 let loss = forward(&net, batch(&device)).square().mean();
                 let loss = scaler.scale(loss).unwrap();

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use burn_lean::prune::Masks;
 use burn_lean::quant::{
-    ConvertConfig, FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, QatConfig, Scheme,
-    calibrate, module::Site, quantizers,
+    ConvertConfig, FakeQuantizeConfig, ForwardQ, NumberFormat, ObserverConfig, QatConfig, Schedule,
+    Scheme, advance, calibrate, module::Site, quantizers,
 };
 use burn_lean::recipe::{RecipeError, greedy_soup, uniform_soup, uniform_soup_of_records};
 use burn_lean::reparam::settle;
@@ -82,6 +82,32 @@ fn the_ranges_of_activations_are_those_of_all_models() {
         .scale
         .into_scalar::<f32>();
     assert!((scale - 3.0 / 127.5).abs() < 1e-6, "{scale}");
+}
+
+/// As those of the checkpoints of one training.
+#[test]
+fn quantizers_in_several_steps_of_one_schedule_are_in_that_of_the_first_model() {
+    let device = Device::flex();
+    let prepared = |weights: [f32; 2], quantize_from: u64| {
+        let schedule = Schedule::new().with_quantize_from(quantize_from);
+        let config = QatConfig::new().with_schedule(schedule);
+        let config = config.with_activation(None);
+        config.prepare(linear(weights, &device)).unwrap()
+    };
+    let first = advance(prepared([1.0, 2.0], 3));
+    let later = advance(advance(prepared([3.0, 4.0], 3)));
+    let steps = |model: &Linear| {
+        let steps = quantizers(model).into_iter();
+        steps.map(|one| one.quantizer.step()).collect::<Vec<_>>()
+    };
+    assert_eq!([steps(&first), steps(&later)], [[1], [2]]);
+    let soup = uniform_soup(&[first.clone(), later.clone()]).unwrap();
+    assert_eq!(values(soup.weight.base()), [2.0, 3.0]);
+    assert_eq!(steps(&soup), [1]);
+    assert_eq!([steps(&first), steps(&later)], [[1], [2]]);
+
+    let error = uniform_soup(&[first, prepared([1.0, 2.0], 2)]).unwrap_err();
+    assert_says!(error, "set_schedule");
 }
 
 /// The averages are in the states of the first model, part by part.

@@ -1,4 +1,4 @@
-//! Models that hold one layer at two places.
+//! Models that hold one layer at two places, parts that do not train, and weights that an operation made.
 
 use std::cell::RefCell;
 
@@ -97,4 +97,29 @@ fn what_does_not_train_stays_and_checkpointing_too() {
     assert_ne!(values(model.student.weight.val()), before[1]);
     let balanced = GradientCheckpointingStrategy::Balanced;
     assert!(strategies.borrow().contains(&balanced));
+}
+
+/// As initializations are scaled: Burn's own loop panics with such a weight, and `train` makes a leaf of it.
+#[test]
+fn weights_that_were_scaled_train() {
+    let device = Device::flex().autodiff();
+    let mut model: Linear = with_numbers(LinearConfig::new(4, 2).init(&device), 1);
+    model.weight = model.weight.map(|weight| weight * 0.1);
+    let before = values(model.weight.val());
+    let task = Task::new(
+        |model: &Linear, x: Tensor<2>| model.forward(x),
+        |outputs: Tensor<2>, targets: Tensor<2>| (outputs - targets).square().mean(),
+        |seed| {
+            let x = tensor::<2>(seed, [8, 4], &Device::flex());
+            [(x.clone(), x.slice([0..8, 0..2]))]
+        },
+    );
+    let recipe = Recipe::new()
+        .with_dtype(ComputeDtype::F32)
+        .with_train(TrainStage::new(1, 0.1));
+    let run = Run::new(&recipe)
+        .with_latency(Latency::None)
+        .run(model, &task);
+    let trained = run.unwrap().last().model.weight.val();
+    assert_ne!(values(trained), before);
 }

@@ -10,6 +10,7 @@ pub(crate) mod cases;
 pub(crate) mod killed;
 pub(crate) mod lifecycle;
 mod perceptron;
+mod warnings;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 use burn_lean::reparam::{FloatVisitor, visit_floats};
 
 pub(crate) use perceptron::Perceptron;
+pub(crate) use warnings::warnings;
 
 /// A device of the test matrix.
 #[derive(Debug, Clone)]

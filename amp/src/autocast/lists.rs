@@ -15,6 +15,7 @@ use burn::backend::ir::{
 use burn::module::ParamGroup;
 use burn::tensor::{Device, FloatDType};
 use burn_lean_graph::{Arithmetic, Node, Precision, Rules};
+use half::{bf16, f16};
 
 use crate::device::accumulation;
 
@@ -25,6 +26,9 @@ pub(crate) const LARGEST_F16: f64 = 65_504.0;
 
 /// Windows over one place, whose gradients half precision adds up: of equal ones BF16 has 256.
 const MOST_WINDOWS: usize = 128;
+
+/// What is filled with numbers of this size, or larger ones, is masked: that much of it is enough, exact or not.
+const MASKED: f64 = 1e4;
 
 /// (2 − 2⁻⁷)·2¹²⁷.
 const LARGEST_BF16: f64 = 3.389_531_389_251_535_5e38;
@@ -73,6 +77,10 @@ impl Rules for OnDevice<'_> {
 
     fn adds_up_in_half(&self, node: &Node<'_>) -> bool {
         accumulation::adds_up_in_half(node, self.device, self.half)
+    }
+
+    fn asks_for_full(&self, node: &Node<'_>) -> bool {
+        node.is_full() || self.lists.exception(node) == Some(Precision::Full)
     }
 
     fn results(&self) -> Option<FloatDType> {
@@ -132,6 +140,9 @@ pub(crate) fn listed(node: &Node<'_>, half: FloatDType) -> Precision {
         OperationIr::BaseFloat(Base::Cast(_)) => Precision::AsRecorded,
         operation if is_range_sensitive(operation) => Precision::Full,
         _ if !fits(half, &node.scalars()) => Precision::Full,
+        operation if has_bounds(operation) && !is_exact(half, operation, &node.scalars()) => {
+            Precision::Full
+        }
         _ => Precision::Follow,
     }
 }
@@ -256,5 +267,37 @@ pub(crate) fn fits(half: FloatDType, scalars: &[f64]) -> bool {
     scalars.iter().all(|scalar| {
         let size = scalar.abs();
         size == 0.0 || size == f64::INFINITY || range.contains(&size)
+    })
+}
+
+/// Compares with numbers, or puts them in the place of others, as a clamp does, and its parts in training.
+fn has_bounds(operation: &OperationIr) -> bool {
+    matches!(
+        operation,
+        OperationIr::BaseFloat(Base::EqualElem(_) | Base::NotEqualElem(_) | Base::MaskFill(_))
+            | OperationIr::NumericFloat(
+                _,
+                Numeric::GreaterElem(_)
+                    | Numeric::GreaterEqualElem(_)
+                    | Numeric::LowerElem(_)
+                    | Numeric::LowerEqualElem(_)
+                    | Numeric::Clamp(_)
+                    | Numeric::ClampMin(_)
+                    | Numeric::ClampMax(_)
+            )
+    )
+}
+
+/// Whether the dtype has these bounds themselves: a device that computes in it rounds them, 0.9999 to 1, where an
+/// arccosine has no gradient. What a mask is filled with may be rounded.
+fn is_exact(half: FloatDType, operation: &OperationIr, bounds: &[f64]) -> bool {
+    let fills = matches!(operation, OperationIr::BaseFloat(Base::MaskFill(_)));
+    bounds.iter().all(|bound| {
+        let rounded = match half {
+            FloatDType::F16 => f16::from_f64(*bound).to_f64(),
+            FloatDType::BF16 => bf16::from_f64(*bound).to_f64(),
+            _ => *bound,
+        };
+        rounded == *bound || fills && bound.abs() >= MASKED
     })
 }

@@ -117,7 +117,8 @@ impl Autocast {
     /// `model`: products (linear layers, convolutions, attention, matrix products) in half
     /// precision; norms, the softmax family, exponentials, powers, divisions, sums, the losses of `burn-nn` and
     /// what rounds to whole numbers in F32; the rest in the widest dtype of its operands; scalars that F16 does
-    /// not have keep their operation in F32. Each weight is cast once, and the gradients of all its uses are
+    /// not have keep their operation in F32, and so do bounds, of comparisons, fills and clamps, that are another
+    /// number in half (0.9999, which is 1 there). Each weight is cast once, and the gradients of all its uses are
     /// summed in F32; on GPUs in half where several products read what is repeated of it (`expand`). Float results
     /// are F32.
     ///
@@ -149,8 +150,11 @@ impl Autocast {
     ///
     /// What is held for the backward pass: operands of products in half, each weight once; of a
     /// softmax that products read its rounded results alone; of a norm its F32 input, from which its
-    /// result is computed again; masks of dropouts in half. What Burn keeps of other operations, it
-    /// keeps here.
+    /// result is computed again; masks of dropouts in half; operands of `tanh`, `sigmoid`,
+    /// `log_sigmoid`, `gelu` and `erf` that nothing else reads in half, too, although they run in F32. Not where
+    /// [`full_precision`](crate::full_precision) or an exception asks for F32 for them, or for all that they are
+    /// computed from: there gradients are those of F32, also of small differences of two values. What Burn
+    /// keeps of other operations, it keeps here.
     ///
     /// Plain tensors in modules, the tables of a `RotaryEncoding` or `PositionalEncoding` say, are read to
     /// the host in each recording, which waits for the device, and uploaded in each step:

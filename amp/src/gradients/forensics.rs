@@ -223,8 +223,9 @@ pub fn calibrate_scale<M: Module>(
     }
     if dtype == FloatDType::F16 && calibration.largest > 0.0 {
         let limit = half::f16::MAX.to_f64() / (f64::from(calibration.largest) * HEADROOM);
-        // Larger scales would themselves leave the range of F32 together with the loss.
-        calibration.loss_scale = limit.log2().floor().clamp(-24.0, 100.0).exp2() as f32;
+        // Larger scales would themselves leave the range of F32 together with the loss; smaller ones than the
+        // smallest normal number would lose digits.
+        calibration.loss_scale = limit.log2().floor().clamp(-126.0, 100.0).exp2() as f32;
     }
     Ok(calibration)
 }

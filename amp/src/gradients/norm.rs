@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_lean_graph::in_host_memory;
 use burn_lean_reparam::FloatVisitor;
 
@@ -64,18 +64,21 @@ pub(super) fn global_norm<M: Module>(model: &M, grads: &GradientsParams) -> Opti
     norm(found)
 }
 
-/// The root of the sum of these numbers, on the device of the first; `None` without any.
+/// The root of the sum of these numbers, in F32 on the device of the first; `None` without any.
 pub(super) fn norm(squares: Vec<Tensor<1>>) -> Option<Tensor<1>> {
     let device = squares.first()?.device();
-    let squares: Vec<_> = squares
-        .into_iter()
-        .map(|square| same_device(square, &device))
-        .collect();
+    let is_wide = squares.iter().any(|part| part.dtype() == DType::F64);
+    let is_wide = is_wide && device.supports_dtype(DType::F64);
+    let there = |part: Tensor<1>| match is_wide {
+        true => same_device(part, &device).cast(DType::F64),
+        false => same_device(part.cast(DType::F32), &device),
+    };
+    let squares: Vec<_> = squares.into_iter().map(there).collect();
     let squares = match <[Tensor<1>; 1]>::try_from(squares) {
         Ok([squares]) => squares,
         Err(squares) => Tensor::cat(squares, 0),
     };
-    Some(squares.sum().sqrt())
+    Some(squares.sum().sqrt().cast(DType::F32))
 }
 
 struct Squares<'a> {

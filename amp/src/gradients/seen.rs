@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::one_pass::{Look, finite, squares};
 #[cfg(feature = "cube")]
@@ -109,8 +109,8 @@ impl Seen {
         self.places.push(vec![Place { tensor, range }]);
     }
 
-    /// Numbers that are finite where the gradients are, or else the parts of sums of squares; and these, where
-    /// they were looked for.
+    /// Numbers that are finite where the gradients are, or else the parts of sums of squares, in F32, since they are
+    /// read on one device; and these, where they were looked for.
     #[cfg_attr(not(feature = "cube"), allow(unused_mut))]
     pub(super) fn found(mut self) -> (Numbers, Vec<Tensor<1>>) {
         #[cfg(feature = "cube")]
@@ -119,7 +119,10 @@ impl Seen {
         }
         let tensors = match self.look.is_for_finite() {
             true => self.finite,
-            false => self.squares.clone(),
+            false => {
+                let squares = self.squares.iter().cloned();
+                squares.map(|part| part.cast(DType::F32)).collect()
+            }
         };
         let numbers = Numbers {
             tensors,

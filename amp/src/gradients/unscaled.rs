@@ -178,7 +178,8 @@ impl Unscaled {
     /// Scales all gradients down so that their global L2 norm is at most `max_norm`.
     ///
     /// The factor is `min(1, max_norm / (norm + 1e-6))`, computed on the device in F32, and the
-    /// norm is over all parameters of the model together (Burn's own clipping is per parameter).
+    /// norm is over all parameters of the model together (Burn's own clipping is per parameter). Squares are summed up
+    /// in F32, in which a gradient beyond 1.8e19 has none that is finite; where there are F64 gradients, in F64.
     ///
     /// A norm that is not finite changes no gradient, and makes
     /// [`GradScaler::apply`](crate::GradScaler::apply) skip the step. With

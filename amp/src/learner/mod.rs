@@ -53,6 +53,8 @@ use step::{resumable, stepped};
 /// - What is in several places of the model stays one parameter, as by
 ///   [`join_copies`](burn_lean_reparam::join_copies). Freeze a copy that is to stay as it is (`no_grad`), before or
 ///   behind the one that trains.
+/// - Burn's Learner trains leaves alone: scale an initialization with
+///   [`map_leaf`](burn_lean_reparam::map_leaf). What `Param::map` made of a weight by an operation stays as it is.
 /// - Gradient accumulation: the scale changes once per optimizer step.
 /// - Several devices: workers read the scale, the main device moves it. In distributed data
 ///   parallel training each replica has a scaler of its own, and since all get the same reduced
@@ -173,6 +175,9 @@ pub struct Amp<M> {
 impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     /// Prepares `model` for autocast and gives it a grad scaler.
     ///
+    /// For steps that run in a region ([`Autocast::forward`]). [`Autocast::run`], and with it [`OwnSteps`], needs no
+    /// preparation: [`from_prepared`](Self::from_prepared) with [`Autocast::new`] leaves weights as they are.
+    ///
     /// # Errors
     ///
     /// As [`AutocastConfig::prepare`] and [`GradScalerConfig::init`]; the model comes back.
@@ -263,6 +268,10 @@ impl<M: Module + ModuleDisplay + 'static> Amp<M> {
     }
 
     /// The inner model, without the scaler; its master weights are F32.
+    ///
+    /// Of an `Amp` that was made with [`new`](Self::new) each weight carries the casts of
+    /// [`AutocastConfig::prepare`] still. [`Module::materialize`] takes them off, before the model is pruned, quantized
+    /// or given to a recipe, which refuse a weight that carries something.
     pub fn into_model(self) -> M {
         self.model
     }

@@ -63,7 +63,7 @@ step_loss!(
 /// use burn::optim::SgdConfig;
 /// use burn::tensor::{Device, FloatDType, Tensor};
 /// use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
-/// use burn_lean_amp::{Amp, AutocastConfig, GradScalerConfig, OwnSteps};
+/// use burn_lean_amp::{Amp, Autocast, GradScalerConfig, OwnSteps};
 ///
 /// #[derive(Module, Debug)]
 /// struct Model {
@@ -95,9 +95,9 @@ step_loss!(
 /// let linear = LinearConfig::new(2, 1).with_bias(false).with_initializer(Initializer::Zeros);
 /// let model = Model { linear: linear.init(&device) };
 /// let dtype = FloatDType::BF16;
-/// let amp = Amp::new(
+/// let amp = Amp::from_prepared(
 ///     OwnSteps::new(model),
-///     &AutocastConfig::new(dtype),
+///     Autocast::new(dtype),
 ///     &GradScalerConfig::for_dtype(dtype),
 /// )?;
 /// let schedule = amp.lr_scheduler(0.05)?;

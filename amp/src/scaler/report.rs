@@ -34,10 +34,10 @@ pub enum SkipCause {
     LossNotFinite,
     /// The loss is finite, and the scale is a static one above 1, which may be too high: nothing lowers it.
     ScaleIsStatic,
-    /// The loss is finite and the scale is at its floor, or static and at most 1. Unless that floor is above 1,
-    /// the backward pass overflows by itself.
+    /// The loss is finite and the scale is at its floor, or static and at most 1. A smaller one helps where the
+    /// gradients are finite in F32: [`calibrate_scale`](crate::calibrate_scale) finds out.
     ScaleAtFloor,
-    /// All gradients are finite, but their global norm is not: the clipping has no factor.
+    /// All gradients are finite, but the sum of their squares is not: the clipping has no factor.
     NormNotFinite,
     /// Another replica found one that is not finite
     /// ([`Unscaled::with_found_inf`](crate::Unscaled::with_found_inf)); here all are.
@@ -55,7 +55,9 @@ impl fmt::Display for SkipCause {
             Self::ScaleAtFloor => {
                 "gradients overflow although the loss is finite and the loss scale is at its floor"
             }
-            Self::NormNotFinite => "the global gradient norm overflows F32",
+            Self::NormNotFinite => {
+                "the sum of the squared gradients, whose root is their norm, overflows F32"
+            }
             Self::OtherReplica => "gradients of another replica overflow",
         })
     }

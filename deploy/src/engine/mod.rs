@@ -168,7 +168,8 @@ impl EngineConfig {
     /// at most 8 bits, with one scale or one for each row ([`DynamicGrid`](crate::DynamicGrid)), times weights with
     /// one scale for each output channel or, of matrices, for each block of inputs, also with zero points. The
     /// sums are those of [`IntegerLinear`](burn_lean_quant::integer::IntegerLinear) and
-    /// [`IntegerConv2d`](burn_lean_quant::integer::IntegerConv2d), on every CPU. Matrices of codes whose
+    /// [`IntegerConv2d`](burn_lean_quant::integer::IntegerConv2d), on every CPU, with biases in steps of the products
+    /// where none is moved by more than 1/4096 of the largest, as F32 elsewhere. Matrices of codes whose
     /// input is not quantized can be multiplied by floats, block by block. Everything else runs in
     /// floats, and [`Engine::report`] says why.
     ///

@@ -99,6 +99,9 @@ pub enum Halves {
 /// Where the closure stops gradients (`detach`) is not seen, also not at a result:
 /// [`record_with_backward`](crate::record_with_backward) and [`Recordings`](crate::Recordings) see it.
 ///
+/// An execution has the numbers and gradients of Burn's own pass. Gradients of a softmax written by hand are the same up
+/// to rounding: none goes through the maximum that it subtracts, where Burn's own pass adds what is zero but for that.
+///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};

@@ -97,6 +97,10 @@ fn block(
     classes: &mut Classes,
     split: Option<&mut Split>,
 ) -> Vec<Vec<u32>> {
+    if axes.is_empty() {
+        // New axes of one place split nothing and mix nothing.
+        return shape.iter().map(|n| classes.fresh(*n)).collect();
+    }
     let sizes: Vec<usize> = axes.iter().map(Vec::len).collect();
     let mut out = pinned(shape, classes);
     let long = (0..sizes.len()).filter(|axis| sizes[*axis] > 1 || sizes.len() == 1);

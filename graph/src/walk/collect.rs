@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::module::Module;
 
 use super::lane::{FILES, Lane, Live, Spill};
+use super::places::Places;
 use super::script::{Script, Weights};
 use super::{Walk, align};
 use crate::execute::{device_of, values_of};
@@ -18,12 +19,14 @@ use crate::{GraphError, Pass, Recording, Tensors};
 type Recorded<O, I> = (Recording<O>, I, Option<I>);
 
 impl<O: Tensors> Walk<O> {
-    /// With `folder`, of `count` batches one is in memory at a time.
+    /// With `folder`, of `count` batches one is in memory at a time. `differs` says which inputs the original
+    /// pass begins with other values of, where it does.
     pub(super) fn collect<M: Module, I: Tensors>(
         model: &M,
         recorded: impl Iterator<Item = Result<Recorded<O, I>, GraphError>>,
         count: usize,
         folder: Option<&Path>,
+        differs: &[bool],
     ) -> Result<Self, GraphError> {
         let mut scripts: Vec<Script> = Vec::new();
         let mut lanes = Vec::new();
@@ -60,7 +63,8 @@ impl<O: Tensors> Walk<O> {
                 forks = true;
                 let mut begins = Given::default();
                 let _ = original.map_tensors(&mut begins);
-                for (id, original) in graph.inputs.iter().zip(begins.tensors) {
+                let inputs = graph.inputs.iter().zip(begins.tensors).zip(differs);
+                for ((id, original), _) in inputs.filter(|(_, differs)| **differs) {
                     if let Some(replaced) = live.insert((*id, Pass::Original), original) {
                         live.insert((*id, Pass::Replaced), replaced);
                     }
@@ -92,6 +96,7 @@ impl<O: Tensors> Walk<O> {
         let original = values_of(&Values::of(model), &first.graph)?;
         first.graph.check_devices(&original, &[], &device)?;
         Ok(Self {
+            places: vec![Places::default(); lanes.len()],
             weights: Weights {
                 original,
                 replaced: HashMap::new(),

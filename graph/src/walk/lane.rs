@@ -159,7 +159,7 @@ pub(super) fn bytes_of(tensor: &DispatchTensor) -> usize {
 }
 
 /// The values of a tensor of any kind; a dispatch tensor knows its shape.
-fn host(tensor: DispatchTensor) -> Result<TensorData, GraphError> {
+pub(super) fn host(tensor: DispatchTensor) -> Result<TensorData, GraphError> {
     let dtype = tensor.dtype();
     let data = if dtype.is_bool() {
         Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()

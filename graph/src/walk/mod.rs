@@ -5,6 +5,7 @@ mod collect;
 mod lane;
 mod operation;
 mod parameters;
+mod places;
 mod product;
 mod residual;
 mod results;
@@ -26,6 +27,7 @@ use crate::graph::describe::operands;
 use crate::{Graph, GraphError, Node, Recording, Tensors, record};
 use lane::{Lane, Spill};
 use operation::compute_one;
+use places::Places;
 use script::{Script, Weights};
 
 pub use product::{Kernel, Product};
@@ -91,6 +93,8 @@ pub struct Walk<O> {
     forks: bool,
     /// Tensors whose values differ in the two passes.
     differing: HashSet<TensorId>,
+    /// Where those have other things at a place, for each batch.
+    places: Vec<Places>,
     /// Which parameters were replaced.
     touched: HashSet<usize>,
     /// The next operation to be computed.
@@ -115,7 +119,7 @@ impl<O: Tensors> Walk<O> {
             let recording = record(model, &batch, |model, batch| forward(model, batch))?;
             Ok((recording, batch, None))
         });
-        Self::collect(model, recorded, 0, None)
+        Self::collect(model, recorded, 0, None, &[])
     }
 
     /// A walk over recordings of the evaluation of `model`, each with its inputs.
@@ -134,7 +138,7 @@ impl<O: Tensors> Walk<O> {
     ) -> Result<Self, GraphError> {
         let recorded = recordings.into_iter();
         let recorded = recorded.map(|(recording, inputs)| Ok((recording, inputs, None)));
-        Self::collect(model, recorded, 0, None)
+        Self::collect(model, recorded, 0, None, &[])
     }
 
     /// Carries the original values beside the replaced ones, for [`Pass::Original`]: what depends
@@ -238,6 +242,20 @@ impl<O: Tensors> Walk<O> {
         Ok(fill(&self.forms[batch], tensors))
     }
 
+    /// Whether each row of the float results so far, along their last axis, is that of the same thing in both passes, in
+    /// a batch; see [`Step::rows_correspond`].
+    pub fn results_correspond(&self, batch: usize) -> bool {
+        let graph = self.graph();
+        let made = graph.operations.iter().flat_map(|one| one.outputs());
+        let mut results =
+            made.filter(|one| one.dtype.is_float() && graph.outputs.contains(&one.id));
+        results.all(|one| {
+            let ranked = self.places[batch].of(one.id);
+            let rows = ranked.len().saturating_sub(1).max(ranked.len().min(1));
+            !ranked[..rows].contains(&true)
+        })
+    }
+
     /// `model` with the parameters that were replaced. What was not keeps its value.
     pub fn into_model<M: Module>(self, model: M) -> M {
         let weights = &self.weights;
@@ -317,9 +335,10 @@ impl<O: Tensors> Walk<O> {
             }
         }
         let each = self.lanes.len().div_ceil(lane::FILES);
-        for lanes in self.lanes.chunks_mut(each) {
+        let lanes = self.lanes.chunks_mut(each);
+        for (lanes, places) in lanes.zip(self.places.chunks_mut(each)) {
             let mut spill = self.folder.as_deref().map(Spill::new).transpose()?;
-            for (script, lane) in lanes {
+            for ((script, lane), places) in lanes.iter_mut().zip(places) {
                 let script = &mut self.scripts[*script];
                 let mut live = lane.take(&self.device)?;
                 for index in self.position..end {
@@ -331,6 +350,13 @@ impl<O: Tensors> Walk<O> {
                         &self.device,
                         twice.contains(&index),
                     )?;
+                    if twice.contains(&index) {
+                        let (script, weights) = (&*script, &self.weights);
+                        let differs = |id: TensorId| {
+                            self.differing.contains(&id) || script.is_replaced(id, weights)
+                        };
+                        places.note(&script.graph, index, &differs, &live)?;
+                    }
                 }
                 *lane = match &mut spill {
                     Some(spill) => spill.write(live)?,

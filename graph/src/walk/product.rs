@@ -85,6 +85,16 @@ impl Product {
         self.is_transposed
     }
 
+    /// The axis of the features in an operand of so many axes.
+    pub(super) fn features_axis(&self, rank: usize) -> Option<usize> {
+        match &self.kind {
+            Kind::Last => rank.checked_sub(1),
+            Kind::LastButOne => rank.checked_sub(2),
+            Kind::Patches(_) => Some(1),
+            Kind::OneHot => None,
+        }
+    }
+
     /// A value of the parameter as `W`.
     pub(super) fn matrix(&self, value: DispatchTensor) -> Tensor<2> {
         let (outputs, inputs) = (self.outputs, self.inputs);

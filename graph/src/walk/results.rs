@@ -8,6 +8,7 @@ use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::module::Module;
 
 use super::lane::{Lane, failed};
+use super::places::{Known, Places};
 use super::{Pass, Walk};
 use crate::execute::fill;
 use crate::{GraphError, Tensors, record};
@@ -23,6 +24,10 @@ pub struct Results<O> {
     /// Those that depend on no input, of each batch.
     fixed: Vec<HashMap<(TensorId, Pass), DispatchTensor>>,
     differing: HashSet<TensorId>,
+    /// Whether each output has other values in the two passes.
+    differs: Vec<bool>,
+    /// Where the things at the places of each output are others then, for each batch.
+    known: Vec<Vec<Known>>,
     /// Both passes were carried.
     forks: bool,
     device: DispatchDevice,
@@ -88,7 +93,13 @@ impl<O: Tensors> Walk<O> {
         if let Some(folder) = folder {
             std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
         }
-        Self::collect(model, recorded, before.batches(), folder)
+        let mut walk = Self::collect(model, recorded, before.batches(), folder, &before.differs)?;
+        let inputs = walk.graph().inputs.clone();
+        for (places, known) in walk.places.iter_mut().zip(&before.known) {
+            let arrive = inputs.iter().zip(known);
+            arrive.for_each(|(id, known)| places.arrive(*id, known));
+        }
+        Ok(walk)
     }
 
     /// `model` as by [`into_model`](Self::into_model), and what the walk gives.
@@ -113,7 +124,17 @@ impl<O: Tensors> Walk<O> {
             }
             fixed.push(values);
         }
+        let of_outputs = |places: &Places| -> Vec<Known> {
+            let known = outputs.iter().map(|id| places.known(*id));
+            known.collect()
+        };
+        let known = self.places.iter().map(of_outputs).collect();
+        let differs = outputs.iter().map(|id| {
+            self.differing.contains(id) || self.scripts[0].is_replaced(*id, &self.weights)
+        });
         let results = Results {
+            differs: differs.collect(),
+            known,
             lanes: std::mem::take(&mut self.lanes)
                 .into_iter()
                 .map(|(_, lane)| lane)

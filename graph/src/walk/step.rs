@@ -44,6 +44,24 @@ impl<O: Tensors> Step<'_, O> {
         product(&self.walk.scripts[0], self.node)
     }
 
+    /// Whether each row of a product is that of the same thing in both passes, in a batch: of one token, say, or one
+    /// place of an image.
+    ///
+    /// It is not where the order of rows, or which of them take part, follows from values that differ and came out
+    /// otherwise, as by a sort or top-k and a `select`. Rows that a product with a mask moves are not noticed.
+    pub fn rows_correspond(&self, product: &Product, batch: usize) -> bool {
+        let ranked = self.walk.places[batch].of(product.input.id);
+        let features = product.features_axis(ranked.len());
+        let mut rows = ranked.iter().enumerate();
+        !rows.any(|(axis, is_ranked)| *is_ranked && Some(axis) != features)
+    }
+
+    /// Whether each place of a tensor is that of the same thing in both passes, as of
+    /// [`rows_correspond`](Self::rows_correspond).
+    pub fn places_correspond(&self, batch: usize, id: TensorId) -> bool {
+        self.walk.places[batch].of(id).is_empty()
+    }
+
     /// Float operand `index` of the operation, in the order of its representation.
     ///
     /// # Errors

@@ -187,7 +187,8 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             warn!(
                 batch_size = self.config.batch_size,
                 "no weight has a gradient in any sample, so that magnitude alone decides: a loss across examples, \
-                 as contrastive ones are, needs several of them to a sample (`FisherConfig::with_batch_size`)"
+                 as contrastive ones are, needs several of them to a sample (`FisherConfig::with_batch_size`); a \
+                 loss that is the same whatever the weights are, as cross entropy over one class, says nothing"
             );
         }
     }

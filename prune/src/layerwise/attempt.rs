@@ -45,6 +45,8 @@ pub(crate) struct Attempt<M> {
     pub(crate) divergences: Divergences,
     pub(crate) layers: Vec<LayerwiseLayer>,
     pub(crate) recalibrated: usize,
+    /// Batches whose outputs are of other rows than those of the dense network.
+    pub(crate) unpaired: usize,
     /// Outputs of the dense network for each batch of the walk, where it was computed beside.
     pub(crate) dense: Vec<Given>,
 }
@@ -133,6 +135,10 @@ impl Setting<'_> {
             }
         };
         let divergences = self.judge(&mut walk, &dense)?;
+        let batches = 0..walk.batches();
+        let unpaired = batches
+            .filter(|batch| !walk.results_correspond(*batch))
+            .count();
         let model = ties::spread(walk.into_model(model), &replaced);
         // What the forward pass does not read has dense values so far.
         let weights = self.selection.flatten(&model)?;
@@ -157,6 +163,7 @@ impl Setting<'_> {
             divergences,
             layers,
             recalibrated,
+            unpaired,
             dense,
         })
     }
@@ -265,6 +272,7 @@ impl Setting<'_> {
         };
         let (mut errors, mut scales) = (0.0, 0.0);
         let sampled = self.sampling.of(step, product)?;
+        layer.report.own_targets = sampled.own_targets(step, product);
         for group in 0..product.groups {
             let first = group * product.outputs_per_group();
             let rows_of_group = first..first + product.outputs_per_group();
@@ -492,5 +500,6 @@ fn unfitted(path: &str, weights: usize, kept: usize, refitted: Refitted) -> Laye
         ridge: 0.0,
         dead_features: 0,
         rows: 0,
+        own_targets: 0,
     }
 }

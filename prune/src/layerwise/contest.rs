@@ -87,7 +87,8 @@ impl<M: Module, I: Tensors, O: Tensors> Contest<'_, M, I, O> {
         tried.add(first, &attempt.divergences, begun);
         let outputs = std::mem::take(&mut attempt.dense);
         for candidate in self.beside(first) {
-            if self.is_late() {
+            // Nobody can be judged by outputs of other rows.
+            if self.is_late() || attempt.unpaired > 0 {
                 break;
             }
             let begun = Instant::now();

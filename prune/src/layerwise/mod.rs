@@ -76,6 +76,16 @@ use crate::{Budget, Masks, PruneError, Selection, SparsityPattern};
 ///
 /// Every model that can be recorded ([`Walk`](burn_lean_graph::Walk)) will do. [`PrunerConfig`](crate::PrunerConfig) prunes
 /// the others, from the gradients of a loss (CHITA); it also knows groups and budgets of operations.
+///
+/// Where the order of rows follows from the data (`argsort` or `topk`, then `select` or `gather`), the pruned network may
+/// take other rows than the dense one, and the outputs of one are no targets for the other: in batches in which
+/// it does, a layer behind that is fitted to what its dense weights give for its own inputs
+/// ([`own_targets`](LayerwiseLayer::own_targets)), up to where rows are written back to their places by the same
+/// indices. What a product with a mask of zeros and ones moves is not noticed. If outputs come in such an order, they judge nothing
+/// and nothing is tuned: let `forward` bring them back into the order of the inputs.
+///
+/// A weight that is kept may be zero, where it reads a feature that is dead in all examples: the masks have
+/// the number that the budget says, the model may have fewer nonzeros.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pruner {
@@ -271,8 +281,10 @@ impl Pruner {
         let kept = &best.attempt.kept;
         let support: Vec<usize> = (0..layout.len()).filter(|at| kept[*at]).collect();
         let masks = Masks::from_support(layout, &support)?;
+        let unpaired = best.attempt.unpaired;
         let passes = match first {
             Candidate::Magnitude => 0,
+            _ if unpaired > 0 => 0,
             _ => self.tuning.unwrap_or_else(|| {
                 self.effort
                     .passes(best.multiplications, calibration.examples)
@@ -281,7 +293,13 @@ impl Pruner {
         let tuning_steps = contest.tune(&mut best, &masks, &shared, passes)?;
         let constant = contest.of_one_answer(&best.outputs, &calibration.all())?;
         let least = best.tried.least().mean();
-        if !(least < constant) {
+        if unpaired > 0 {
+            tracing::warn!(
+                batches = unpaired,
+                "the order of the outputs, or which they are, follows from the data, and is another one in the pruned \
+                 network: it is neither judged nor tuned; let `forward` give outputs in the order of the inputs"
+            );
+        } else if !(least < constant) {
             tracing::warn!(
                 divergence = least,
                 constant,
@@ -299,6 +317,7 @@ impl Pruner {
             held_out_examples: calibration.held_out,
             layers: best.attempt.layers,
             recalibrated: best.attempt.recalibrated,
+            unpaired,
             tuning_steps,
             seconds: start.elapsed().as_secs_f64(),
         };

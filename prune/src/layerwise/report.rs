@@ -14,7 +14,8 @@ use crate::{
 pub struct LayerwisePruned<M> {
     /// The model, with zeros; nothing holds them yet. `masks.attach(model)` does.
     pub model: M,
-    /// Which weights were kept.
+    /// Which weights were kept. Some of them may be zero in the model: those that read
+    /// [dead features](LayerwiseLayer::dead_features), where no value makes a difference.
     pub masks: Masks,
     /// Which parameters were pruned, and why others were not.
     pub selection: Selection,
@@ -46,6 +47,11 @@ pub struct LayerwiseReport {
     pub layers: Vec<LayerwiseLayer>,
     /// BatchNorm layers with new running statistics.
     pub recalibrated: usize,
+    /// Batches whose outputs are of other rows than the dense network's, as of
+    /// [`own_targets`](LayerwiseLayer::own_targets). Where there are any, divergences say nothing: no other candidate
+    /// is tried, and nothing is tuned. [`Shares::Auto`] goes by them all the same: name the shares.
+    #[serde(default)]
+    pub unpaired: usize,
     /// Steps in which all values were tuned together.
     pub tuning_steps: usize,
     /// Wall clock, all candidates together.
@@ -77,7 +83,7 @@ impl fmt::Display for LayerwiseReport {
         };
         let chosen = self.candidates.iter();
         let mut chosen = chosen.filter(|one| one.candidate == self.chosen);
-        if chosen.any(|one| one.divergence >= self.constant_divergence) {
+        if self.unpaired == 0 && chosen.any(|one| one.divergence >= self.constant_divergence) {
             let constant = self.constant_divergence;
             writeln!(
                 f,
@@ -99,7 +105,8 @@ pub struct LayerwiseLayer {
     pub path: String,
     /// Weights of it.
     pub weights: usize,
-    /// Weights kept.
+    /// Weights kept. The model may have fewer nonzeros: the fitted value of a weight that reads one of the
+    /// [`dead_features`](Self::dead_features) is zero.
     pub kept: usize,
     /// How its values were found.
     pub refitted: Refitted,
@@ -112,6 +119,11 @@ pub struct LayerwiseLayer {
     pub dead_features: usize,
     /// Rows that XᵀX was summed over.
     pub rows: usize,
+    /// Batches in which rows are not those that the dense network has there, because their order, or which of
+    /// them take part, follows from the data and came out otherwise. There the layer is fitted to what its dense
+    /// weights give for the inputs that the pruned network has.
+    #[serde(default)]
+    pub own_targets: usize,
 }
 
 /// How the values of a layer were found.

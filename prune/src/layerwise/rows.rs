@@ -49,8 +49,20 @@ impl Sampling {
     }
 }
 
+impl Sampled {
+    /// Batches in which rows are not those of the dense network: their order, or which of them take part,
+    /// follows from the data and came out otherwise.
+    pub(crate) fn own_targets<O: Tensors>(self, step: &Step<'_, O>, product: &Product) -> usize {
+        let batches = 0..self.batches;
+        batches
+            .filter(|batch| !step.rows_correspond(product, *batch))
+            .count()
+    }
+}
+
 /// Sums over the rows of `group`: inputs as they are now, targets of the dense network, of which the
-/// weights of the group are `dense`, `[outputs, inputs]`. `differs` says whether the dense inputs are
+/// weights of the group are `dense`, `[outputs, inputs]`; where rows are not those of the dense network, what
+/// these weights give for the inputs as they are now. `differs` says whether the dense inputs are
 /// others, `order` in which order the inputs are counted.
 pub(crate) fn sum<O: Tensors>(
     step: &mut Step<'_, O>,
@@ -76,15 +88,18 @@ pub(crate) fn sum<O: Tensors>(
     for batch in 0..batches {
         // Others in each batch, so that no place of an image is left out.
         let first = batch % stride;
+        let corresponds = step.rows_correspond(product, batch);
         let mut rows = |pass| {
             let rows = step.sampled_rows(product, batch, pass, group, first, stride);
             rows.map_err(failed)
         };
         let now = rows(Pass::Replaced)?;
-        let targets = match differs {
+        let targets = match differs && corresponds {
             true => {
                 let mut targets = products(&rows(Pass::Original)?, &weights, inputs);
-                if let Some((residual, gains)) = &made_up {
+                if let Some((residual, gains)) = &made_up
+                    && step.places_correspond(batch, residual.other)
+                {
                     let rows = Rows {
                         batch,
                         first,

@@ -24,7 +24,9 @@ pub enum Budget {
     PerLayer(f64),
     /// A sparsity for each parameter by its path; what is not named stays dense.
     PerLayerTargets(BTreeMap<String, f64>),
-    /// At most this fraction of the dense floating-point operations.
+    /// At most this fraction of the dense floating-point operations. What is left of them
+    /// is not enough for any pruned weight (or group) that is worth anything, unless the sparsity or the
+    /// pattern has no room for it.
     Flops {
         /// Fraction of the operations that remain, in (0, 1).
         kept: f64,

@@ -7,6 +7,7 @@
 
 mod cost_classes;
 mod knapsack;
+mod room;
 
 use crate::error::PruneError;
 use crate::model::checks::accept;
@@ -259,9 +260,9 @@ impl Feasible {
                     (_, least) => gain - least,
                 };
                 let worth: Vec<f64> = candidates.iter().zip(gains).map(worth).collect();
-                self.units_within(candidates, &worth, 1)
+                self.units_within(candidates, &worth, |_| 1)
             }
-            _ => self.units_within(candidates, gains, 1),
+            _ => self.units_within(candidates, gains, |_| 1),
         };
         if self.operations.is_some() {
             let free = |unit: &&mut Unit| unit.cost > 0.0;
@@ -274,8 +275,7 @@ impl Feasible {
             units.sort_unstable_by(|a, b| better(a, b, 0.0));
             chosen.extend(units.first());
         }
-        let ids: Vec<u32> = chosen.iter().map(|unit| unit.id).collect();
-        self.members(&ids)
+        self.members(&ids(&chosen))
     }
 
     /// About `count` single weights with the largest scores, each pool according to its budget;
@@ -378,50 +378,13 @@ impl Feasible {
         !matches!(self.shape, Shape::Groups { .. })
     }
 
-    /// Kept weights in each block of an N:M pattern; empty for other patterns.
-    pub(crate) fn occupancy(&self, support: &[usize]) -> Vec<usize> {
-        let Shape::Blocks { of, .. } = &self.shape else {
-            return Vec::new();
-        };
-        let mut occupancy = vec![0; self.blocks()];
-        support
-            .iter()
-            .for_each(|index| occupancy[of[*index] as usize] += 1);
-        occupancy
-    }
-
-    /// Whether the kept weight `leaves` may make room for the pruned weight `enters`.
-    pub(crate) fn allows_exchange(
-        &self,
-        leaves: usize,
-        enters: usize,
-        occupancy: &[usize],
-    ) -> bool {
-        let room = match &self.shape {
-            Shape::Blocks { of, n, .. } => {
-                of[leaves] == of[enters] || occupancy[of[enters] as usize] < *n
-            }
-            _ => true,
-        };
-        room && self.pool_of(leaves) == self.pool_of(enters)
-            && self.cost(enters) <= self.cost(leaves)
-    }
-
-    /// Moves an exchanged weight in `occupancy`.
-    pub(crate) fn record_exchange(&self, leaves: usize, enters: usize, occupancy: &mut [usize]) {
-        if let Shape::Blocks { of, .. } = &self.shape {
-            occupancy[of[leaves] as usize] -= 1;
-            occupancy[of[enters] as usize] += 1;
-        }
-    }
-
     /// The units that [`select`](Self::select) takes at an expansion of their counts.
     fn best(&self, candidates: &[usize], scores: &[f64], expansion: f64) -> Vec<u32> {
         let cap = match &self.shape {
             Shape::Blocks { n, m, .. } => expand(*n, expansion, *m),
             _ => 1,
         };
-        let units = self.units_within(candidates, scores, cap);
+        let units = self.units_within(candidates, scores, |_| cap);
         let caps: Vec<usize> = self
             .pools
             .iter()
@@ -434,19 +397,18 @@ impl Feasible {
                 within_operations(&units, &caps, bound)
             }
         };
-        chosen.iter().map(|unit| unit.id).collect()
+        ids(&chosen)
     }
 
     /// What competes: single weights (the best of each block, `cap` of them), or groups with the
     /// scores of their members added up.
-    fn units_within(&self, candidates: &[usize], scores: &[f64], cap: usize) -> Vec<Unit> {
-        let single = |(index, score): (&usize, &f64)| Unit {
-            id: *index as u32,
-            pool: self.pool_of(*index) as u32,
-            weights: 1,
-            score: *score,
-            cost: self.cost(*index),
-        };
+    fn units_within(
+        &self,
+        candidates: &[usize],
+        scores: &[f64],
+        cap: impl Fn(usize) -> usize,
+    ) -> Vec<Unit> {
+        let single = |(index, score): (&usize, &f64)| self.single(*index, *score);
         let pairs = candidates.iter().zip(scores);
         match &self.shape {
             Shape::Unstructured => pairs.map(single).collect(),
@@ -462,7 +424,7 @@ impl Feasible {
                     let own = of[unit.id as usize];
                     rank = if own == block { rank + 1 } else { 0 };
                     block = own;
-                    rank < cap
+                    rank < cap(own as usize)
                 });
                 units
             }
@@ -481,16 +443,32 @@ impl Feasible {
                 }
                 let totals = worth.into_iter().zip(behind);
                 let unit = |(id, (worth, behind)): (usize, (Option<f64>, Option<f64>))| {
-                    worth.or(behind).map(|score| Unit {
-                        id: id as u32,
-                        pool: self.pool_of(groups[id][0]) as u32,
-                        weights: groups[id].len() as u32,
-                        score,
-                        cost: groups[id].iter().map(|index| self.cost(*index)).sum(),
-                    })
+                    let score = worth.or(behind)?;
+                    Some(self.group(id, &groups[id], score))
                 };
                 totals.enumerate().filter_map(unit).collect()
             }
+        }
+    }
+
+    fn single(&self, index: usize, score: f64) -> Unit {
+        Unit {
+            id: index as u32,
+            pool: self.pool_of(index) as u32,
+            weights: 1,
+            score,
+            cost: self.cost(index),
+        }
+    }
+
+    /// The group with these members, one at least.
+    fn group(&self, id: usize, members: &[usize], score: f64) -> Unit {
+        Unit {
+            id: id as u32,
+            pool: self.pool_of(members[0]) as u32,
+            weights: members.len() as u32,
+            score,
+            cost: members.iter().map(|index| self.cost(*index)).sum(),
         }
     }
 
@@ -510,6 +488,11 @@ impl Feasible {
 /// `count` times `expansion`, but not above `limit`.
 fn expand(count: usize, expansion: f64, limit: usize) -> usize {
     ((count as f64 * expansion).round() as usize).min(limit)
+}
+
+/// Which units these are.
+fn ids(units: &[Unit]) -> Vec<u32> {
+    units.iter().map(|unit| unit.id).collect()
 }
 
 /// Index of the set that holds each of `parameters` weights.

@@ -63,7 +63,8 @@ pub struct RoundedLayer {
 pub enum Termination {
     /// The method has a fixed number of steps and took them all.
     Completed,
-    /// No exchange of one kept against one pruned weight improves the objective.
+    /// No exchange of one kept against one pruned weight that budget and pattern allow improves the
+    /// objective. Dead weights that [go first](crate::DeadColumns::PrunedFirst) are not brought back.
     ExchangeOptimal,
     /// The largest number of exchanges.
     MaxIterations,

@@ -21,14 +21,18 @@ pub(super) struct Scored<'a> {
     /// What biases get for constants that go.
     moved: HashMap<ParamId, Vec<f32>>,
     before: f64,
+    /// Whether the caller resizes what is written into the model.
+    resizes: bool,
 }
 
 impl<'a> Scored<'a> {
-    /// `flops` has the operations of one weight by path.
+    /// `flops` has the operations of one weight by path; `resizes` says whether the caller resizes what is
+    /// written into the model.
     pub(super) fn new(
         groups: &'a [UnitGroup],
         weights: &'a Weights,
         flops: &HashMap<String, f64>,
+        resizes: bool,
     ) -> Self {
         let mut uses = HashMap::new();
         let mut left = HashMap::new();
@@ -52,6 +56,7 @@ impl<'a> Scored<'a> {
             removed: vec![HashSet::new(); groups.len()],
             moved: HashMap::new(),
             before: 0.0,
+            resizes,
         };
         scored.before = scored.multiplications();
         scored
@@ -208,8 +213,14 @@ impl<'a> Scored<'a> {
             }
         }
         if is_written {
-            text +=
-                ". With `Shrink::shrink_resizing` numbers that are written into the model follow";
+            text += match self.resizes {
+                true => {
+                    ". `resize` does not reach the numbers that are written into the model there"
+                }
+                false => {
+                    ". With `Shrink::shrink_resizing` numbers that are written into the model can follow"
+                }
+            };
         }
         text
     }

@@ -234,7 +234,7 @@ impl Shrink {
             silences: self.share.is_some(),
         };
         loop {
-            let mut scored = Scored::new(&groups, &weights, &used);
+            let mut scored = Scored::new(&groups, &weights, &used, resize.is_some());
             scored.remove_dead(&readers);
             if self.share.is_some() {
                 scored.remove_until(share)?;

@@ -64,7 +64,9 @@ pub(crate) fn blockwise(
         most: shrinking.splices,
         zero: problem.linear_of_dense() - 0.5 * blocks.len() as f64 * problem.squared_first_order(),
     };
+    let solved = solved.filled(feasible, dead)?;
     let solved = splice(solved, feasible, &rounds, dead, clock)?;
+    let solved = solved.filled(feasible, dead)?;
     let weights = solved.weights();
     Ok((weights, solved.support))
 }
@@ -107,6 +109,25 @@ impl<'a> Blocks<'a> {
             blocks: blocks.collect::<Result<_, PruneError>>()?,
             support,
         })
+    }
+
+    /// With the pruned weights that the budget has room for, as [`filled`](super::filling::filled) has them.
+    fn filled(self, feasible: &Feasible, dead: &Dead) -> Result<Self, PruneError> {
+        if feasible
+            .fitting(&self.support)
+            .iter()
+            .all(|index| dead.contains(*index))
+        {
+            return Ok(self);
+        }
+        let Appraisal {
+            candidates, gains, ..
+        } = self.appraise()?.without(dead);
+        let entering = feasible.fill(&self.support, &candidates, &gains);
+        match entering.is_empty() {
+            true => Ok(self),
+            false => self.widened(&entering),
+        }
     }
 
     /// On another support; blocks that keep the same weights as before are not solved again.

@@ -10,6 +10,8 @@
 //! w_S ← the exact minimum on S
 //! ```
 //!
+//! After the stages, the splices and each exchange, weights enter that the budget still has room for.
+//!
 //! The search leaves out samples whose gradient is negligible against the ridge; the last minimum
 //! and the reported objective are over all of them. Many small gradients can matter together where
 //! each of them does not: if the objective over all samples turns out higher than the search saw
@@ -24,6 +26,7 @@ use crate::solver::back_solve::{back_solve, refine};
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
 use crate::solver::exchange::exchange;
+use crate::solver::filling::filled;
 use crate::solver::method::ChitaConfig;
 use crate::solver::scores;
 use crate::solver::splicing::Rounds;
@@ -99,6 +102,7 @@ fn search(
         solved = set.solve()?;
         clock.note(Step::Shrink, solved.objective, set.support().len());
     }
+    (set, solved) = filled(set, solved, feasible, dead)?;
     let (shrunk, least) = (set.support().to_vec(), solved.objective);
     if config.max_splices > 0 {
         let rounds = Rounds {
@@ -107,6 +111,7 @@ fn search(
         };
         let whole = Whole::new(problem, feasible, set, solved)?;
         Whole { set, solved, .. } = whole.spliced(feasible, &rounds, dead, clock)?;
+        (set, solved) = filled(set, solved, feasible, dead)?;
     }
     let mut termination = Termination::Completed;
     if config.max_exchanges != Some(0) && feasible.exchanges_single_weights() {

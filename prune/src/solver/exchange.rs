@@ -24,6 +24,7 @@ use crate::problem::feasible::Feasible;
 use crate::problem::solution::{Step, Termination};
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
+use crate::solver::filling::filled;
 use crate::solver::working_set::{Solved, WorkingSet};
 
 /// Kept weights that are looked at together.
@@ -64,7 +65,7 @@ struct Exchange {
     gain: f64,
 }
 
-/// Exchanges weights until none improves or `limit` is reached.
+/// Exchanges weights until none improves or `limit` is reached; what the budget has room for enters.
 pub(crate) fn exchange<'a>(
     problem: &'a Problem,
     feasible: &Feasible,
@@ -113,6 +114,8 @@ pub(crate) fn exchange<'a>(
                 together = found.len().saturating_mul(2);
                 (set, solved) = (next, next_solved);
                 clock.note(Step::Exchange, solved.objective, set.support().len());
+                // A cheap weight for a dear one leaves operations.
+                (set, solved) = filled(set, solved, feasible, dead)?;
                 break;
             }
             if found.len() == 1 {
@@ -253,8 +256,8 @@ impl Search<'_> {
             (-2.0 * lambda * (product + dense), q)
         };
         let entries: Vec<(f64, f64)> = pruned.iter().enumerate().map(entry).collect();
-        let occupancy = self.feasible.occupancy(self.set.support());
-        let allowed = |leaves, enters| self.feasible.allows_exchange(leaves, enters, &occupancy);
+        let room = self.feasible.room(self.set.support());
+        let allowed = |leaves, enters| self.feasible.allows_exchange(leaves, enters, &room);
         let mut found = Vec::new();
         for (column, kept) in kept.iter().enumerate() {
             let pairs = leaving
@@ -286,7 +289,8 @@ impl Search<'_> {
         Ok(found)
     }
 
-    /// Keeps the best exchanges of which no two share a weight, as far as the pattern allows.
+    /// Keeps the best exchanges of which no two share a weight, as far as pattern and budget allow one
+    /// after the other.
     fn disjoint(&self, found: &mut Vec<Exchange>) {
         found.sort_by(|a, b| {
             b.gain
@@ -295,18 +299,17 @@ impl Search<'_> {
                 .then(a.enters.cmp(&b.enters))
         });
         let mut taken = std::collections::HashSet::new();
-        let mut occupancy = self.feasible.occupancy(self.set.support());
+        let mut room = self.feasible.room(self.set.support());
         found.retain(|exchange| {
             let free = !taken.contains(&exchange.leaves) && !taken.contains(&exchange.enters);
             let allowed = free
                 && self
                     .feasible
-                    .allows_exchange(exchange.leaves, exchange.enters, &occupancy);
+                    .allows_exchange(exchange.leaves, exchange.enters, &room);
             if allowed {
                 taken.extend([exchange.leaves, exchange.enters]);
                 let (leaves, enters) = (exchange.leaves, exchange.enters);
-                self.feasible
-                    .record_exchange(leaves, enters, &mut occupancy);
+                self.feasible.record_exchange(leaves, enters, &mut room);
             }
             allowed
         });

@@ -12,6 +12,7 @@ mod dead;
 mod exact;
 mod exchange;
 mod factor;
+mod filling;
 mod operator;
 mod resident;
 mod scores;

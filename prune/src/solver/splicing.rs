@@ -113,7 +113,7 @@ pub(crate) fn splice<S: Spliceable>(
 
 impl Appraisal {
     /// Dead weights that go first do not come back.
-    fn without(mut self, dead: &Dead) -> Self {
+    pub(crate) fn without(mut self, dead: &Dead) -> Self {
         let pairs = self.candidates.iter().zip(&self.gains);
         let live = pairs.filter(|(index, _)| !dead.contains(**index));
         (self.candidates, self.gains) = live.map(|(index, gain)| (*index, *gain)).unzip();

@@ -130,10 +130,10 @@ impl<'a> Whole<'a> {
         let lifted = self.solved.factor.half_solve(&self.set.columns(&weights)?);
         let gram = lifted.transpose() * &lifted;
         let mut tableau = Tableau::new(before.clone(), wishes, gram);
-        let mut occupancy = feasible.occupancy(self.support());
+        let mut room = feasible.room(self.support());
         for _ in 0..weights.len() {
             let allowed = |leaves: usize, enters: usize| {
-                feasible.allows_exchange(weights[leaves], weights[enters], &occupancy)
+                feasible.allows_exchange(weights[leaves], weights[enters], &room)
             };
             let least = least / self.problem.lambda();
             let Some((leaves, enters)) = tableau.best_swap(least, allowed) else {
@@ -141,7 +141,7 @@ impl<'a> Whole<'a> {
             };
             tableau.toggle(leaves);
             tableau.toggle(enters);
-            feasible.record_exchange(weights[leaves], weights[enters], &mut occupancy);
+            feasible.record_exchange(weights[leaves], weights[enters], &mut room);
         }
         let moved = |was_kept: bool| {
             let flags = before.iter().zip(tableau.kept());

@@ -288,27 +288,34 @@ impl<'a> WorkingSet<'a> {
         leaving: &[usize],
         entering: &[usize],
     ) -> Result<Self, PruneError> {
-        let [mut leaving, mut entering] = [leaving.to_vec(), entering.to_vec()];
+        let mut leaving = leaving.to_vec();
         leaving.sort_unstable();
-        entering.sort_unstable();
         let stays = self.support.iter().copied();
         let stays = stays.filter(|index| leaving.binary_search(index).is_err());
-        let mut support: Vec<usize> = stays.chain(entering.iter().copied()).collect();
-        support.sort_unstable();
         let mut next = Self {
             problem: self.problem,
             rows: self.rows.clone(),
-            support,
+            support: stays.collect(),
             resident: self.resident.clone(),
             kernel: self.kernel.clone(),
             target: self.target.clone(),
         };
-        next.keep(&entering)?;
         next.update(-1.0, &leaving)?;
-        next.update(1.0, &entering)?;
-        let resident = next.resident.take();
-        next.resident = resident.filter(|resident| resident.missing(&entering).is_empty());
+        next.widen(entering)?;
         Ok(next)
+    }
+
+    /// Takes weights into the support, and into the system.
+    pub(crate) fn widen(&mut self, entering: &[usize]) -> Result<(), PruneError> {
+        let mut entering = entering.to_vec();
+        entering.sort_unstable();
+        self.keep(&entering)?;
+        self.update(1.0, &entering)?;
+        let resident = self.resident.take();
+        self.resident = resident.filter(|resident| resident.missing(&entering).is_empty());
+        self.support.extend(entering);
+        self.support.sort_unstable();
+        Ok(())
     }
 
     /// Reduces the support to `kept`, a subset of it (ascending), and downdates the system.

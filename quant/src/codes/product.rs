@@ -2,7 +2,7 @@
 //!
 //! Of a quantized weight, [`linear`] hands the codes to the device's own product, where there is one: a
 //! GPU reads a quarter of the bytes, and keeps no floats. On a CPU there is none, and a kernel of our own
-//! takes its place. Whether the numbers are right for this shape and
+//! takes its place, in convolutions, too. Whether the numbers are right for this shape and
 //! layout, and whether it is fast, differs from device to device. So it is looked at here, once for each
 //! weight, before a layer depends on it.
 //!
@@ -10,13 +10,17 @@
 //! each number of the weight is in exactly one sum, of few terms, which the host adds in F64. The product
 //! may be as far from them as F32 sums of so many terms can be, or as the device's own product of floats is.
 
+mod comb;
+#[cfg(feature = "kernels")]
+mod convolution;
+mod speed;
+
 use std::any::Any;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use burn::tensor::module::linear;
 use burn::tensor::quantization::{QuantScheme, QuantValue};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_lean_reparam::{Trail, catch_quietly};
 
 #[cfg(feature = "kernels")]
@@ -27,15 +31,15 @@ use crate::module::resident::on_host;
 use crate::module::walk::{Located, Site};
 use crate::range::observer::read;
 use crate::{Dequantize, FakeQuantize, Granularity, QuantizedTensor};
+use comb::Comb;
+#[cfg(feature = "kernels")]
+use convolution::Convolution;
+use speed::{Rest, Rounding};
+
+pub(crate) use speed::Speeds;
 
 /// Rows of an input that products are looked at with: a device has other kernels for few.
 const ROWS: [usize; 3] = [1, 8, 64];
-
-/// Runs of which the fastest counts.
-const RUNS: usize = 5;
-
-/// A product that takes so many times as long is slower; clocks tell no more apart.
-const SLOWER: f64 = 1.05;
 
 /// What a kernel multiplies by the codes of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,19 +47,22 @@ pub(crate) enum Factors {
     Floats,
     /// The codes of a rounded input.
     Integers,
+    /// The same, with a scale for each row.
+    IntegersOfRows,
 }
 
 impl Factors {
     /// In a layer whose input has this quantizer, if any.
     pub(crate) fn of(input: Option<&FakeQuantize>) -> Self {
-        let is_grid = |input: &&FakeQuantize| {
-            let scheme = input.scheme();
-            let of_rows = [Granularity::PerTensor, Granularity::PerToken];
-            input.is_enabled() && scheme.format.is_int() && of_rows.contains(&scheme.granularity)
+        let Some(input) = input.filter(|input| input.is_enabled()) else {
+            return Self::Floats;
         };
-        match input.filter(is_grid) {
-            Some(_) => Self::Integers,
-            None => Self::Floats,
+        let scheme = input.scheme();
+        match &scheme.granularity {
+            _ if !scheme.format.is_int() => Self::Floats,
+            Granularity::PerTensor => Self::Integers,
+            Granularity::PerToken => Self::IntegersOfRows,
+            _ => Self::Floats,
         }
     }
 
@@ -82,8 +89,6 @@ impl<'a> Layer<'a> {
     pub(crate) fn at(place: &'a Trail, dtype: FloatDType, factors: Option<Factors>) -> Self {
         Self {
             kind: place.container(),
-            #[cfg(feature = "kernels")]
-            is_of_gate: place.is_inside("Struct:GateController"),
             dtype,
             factors,
         }
@@ -95,49 +100,10 @@ impl<'a> Layer<'a> {
 pub(crate) struct Layer<'a> {
     /// As Burn's modules call it.
     pub(crate) kind: &'a str,
-    /// Whether it is that of a recurrent cell, which asks for values.
-    #[cfg(feature = "kernels")]
-    pub(crate) is_of_gate: bool,
     /// Of the weight's values.
     pub(crate) dtype: FloatDType,
     /// What a kernel would multiply by; `None` where the weight carries no quantizer that could tell it.
     pub(crate) factors: Option<Factors>,
-}
-
-/// Whether products of codes are fast enough, of shapes and schemes that were looked at.
-#[derive(Debug)]
-pub(crate) struct Speeds {
-    known: HashMap<String, Result<(), String>>,
-    /// Numbers in the rest of the model.
-    others: usize,
-}
-
-impl Speeds {
-    /// In a model of so many parameters.
-    pub(crate) fn of(parameters: usize) -> Self {
-        Self {
-            known: HashMap::new(),
-            others: parameters,
-        }
-    }
-}
-
-/// So many numbers are beyond the caches of a CPU.
-const BEYOND_CACHES: usize = 1 << 24;
-
-/// What a forward pass reads between two uses of a weight: in a large model none finds its numbers in a cache.
-struct Rest(Vec<f32>);
-
-impl Rest {
-    fn of(numbers: usize) -> Self {
-        Self(vec![1.0; numbers.min(BEYOND_CACHES)])
-    }
-
-    fn read(&self) {
-        // A number of each line of 64 bytes.
-        let sum: f32 = self.0.iter().step_by(16).sum();
-        std::hint::black_box(sum);
-    }
 }
 
 /// A kernel that multiplies by codes, if one does.
@@ -175,15 +141,15 @@ pub(crate) fn in_product<const D: usize>(
     };
     let is_in_product = asked == Dequantize::InProduct;
     let device = held.device();
-    let (product, kernel) = match held {
-        _ if is_in_product && on_host(&device) => Product::of_kernel(&device, quantized, layer)?,
+    let (product, kernel): (Box<dyn Compared>, Kernel) = match held {
+        _ if is_in_product && on_host(&device) => of_kernel(&device, quantized, layer)?,
         Stored::Values(stored) => {
             let is_given_floats = layer.kind != LINEAR || multiplies_floats(stored);
             if asked == Dequantize::EveryUse && is_given_floats {
                 return Ok(Kernel::default());
             }
             let product = Product::of(stored, quantized, layer)?;
-            (product, Kernel::default())
+            (Box::new(product), Kernel::default())
         }
         Stored::Codes(_) => {
             return Err("its scales are not in Burn's tensor, which holds its codes alone".into());
@@ -215,11 +181,27 @@ fn multiplies_floats<const D: usize>(stored: &Tensor<D>) -> bool {
         && !matches!(stored.dtype(), DType::QFloat(scheme) if is_ternary(scheme))
 }
 
+/// A product of codes beside that of the values that they stand for.
+trait Compared {
+    /// # Errors
+    ///
+    /// What is wrong with the product of codes on this device.
+    fn check(&self) -> Result<(), String>;
+
+    /// `others` are the numbers of the model that are read between two products.
+    ///
+    /// # Errors
+    ///
+    /// With how many rows the product of codes is slower than that of floats, and by how much.
+    fn compare_speed(&self, others: usize) -> Result<(), String>;
+}
+
 /// The weight of a linear layer `[inputs, outputs]`: its codes, and its values.
 #[derive(Debug)]
 pub(crate) struct Product {
     codes: Codes,
     values: Tensor<2>,
+    factors: Factors,
 }
 
 /// What multiplies by the codes.
@@ -232,6 +214,10 @@ enum Codes {
 }
 
 const OTHER_LAYER: &str = "codes are multiplied by in linear layers alone";
+
+/// On a CPU.
+const OTHER_KERNEL: &str =
+    "codes are multiplied by in linear layers and convolutions along one or two axes alone";
 
 impl Product {
     /// That of the device.
@@ -252,124 +238,9 @@ impl Product {
         Ok(Self {
             codes: Codes::Device(Box::new(stored.clone())),
             values: to_dtype(values.map_err(|error| error.to_string())?, layer.dtype),
+            // It multiplies what the layer's quantizer gives.
+            factors: Factors::Floats,
         })
-    }
-
-    /// That of a kernel, on a CPU.
-    ///
-    /// # Errors
-    ///
-    /// Why there is no such product.
-    #[cfg(feature = "kernels")]
-    fn of_kernel(
-        device: &Device,
-        quantized: &QuantizedTensor,
-        layer: Layer<'_>,
-    ) -> Result<(Self, Kernel), String> {
-        if layer.kind != LINEAR || quantized.shape().len() != 2 {
-            return Err(OTHER_LAYER.into());
-        }
-        if layer.is_of_gate {
-            return Err("recurrent layers multiply by values".into());
-        }
-        if layer.dtype != FloatDType::F32 {
-            let dtype = layer.dtype;
-            return Err(format!(
-                "kernels multiply F32, and its values are {dtype:?}"
-            ));
-        }
-        let Some(factors) = layer.factors else {
-            return Err("it carries no quantizer, by which `forward_q` finds a kernel".into());
-        };
-        let packed = Packed::new(quantized, factors)?;
-        let kernel = Kernel {
-            bytes: packed.bytes(),
-            is_integer: factors == Factors::Integers,
-        };
-        let values = quantized.dequantize::<2>(device);
-        let product = Self {
-            codes: Codes::Kernel(Box::new(packed)),
-            values: values.map_err(|error| error.to_string())?,
-        };
-        Ok((product, kernel))
-    }
-
-    #[cfg(not(feature = "kernels"))]
-    fn of_kernel(
-        _: &Device,
-        _: &QuantizedTensor,
-        layer: Layer<'_>,
-    ) -> Result<(Self, Kernel), String> {
-        Err(match layer.kind == LINEAR {
-            true => "no kernel is compiled in: feature `engine` of `burn-lean`, `kernels` of `burn-lean-quant`"
-                .into(),
-            false => OTHER_LAYER.into(),
-        })
-    }
-
-    /// # Errors
-    ///
-    /// What is wrong with the product of codes on this device.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        let [inputs, outputs] = self.values.dims();
-        let step = match self.values.dtype() {
-            DType::F16 => 2f64.powi(-10),
-            DType::BF16 => 2f64.powi(-7),
-            _ => f64::from(f32::EPSILON),
-        };
-        let numbers = read(self.values.clone()).map_err(|error| error.to_string())?;
-        for rows in ROWS {
-            let comb = Comb { rows, inputs };
-            let x = comb.tensor(&self.values);
-            let (sums, magnitudes) = comb.sums(&numbers, outputs);
-            let floats = numbers_of(|| self.of_values(&x))?;
-            let floats = largest_difference(&floats, &sums, &magnitudes);
-            let codes = numbers_of(|| self.of_codes(&x))?;
-            let codes = largest_difference(&codes, &sums, &magnitudes);
-            // Each of the additions rounds by half a step at most, and so does each number.
-            let additions = inputs.div_ceil(rows) as f64;
-            let allowed = ((additions + 1.0) * step).max(4.0 * floats);
-            // Not `>`: NaN is wrong, too.
-            if !(codes <= allowed) {
-                return Err(format!(
-                    "the product of {rows} rows and its codes is off by {codes:.1e} of the sum of \
-                     magnitudes, and by {floats:.1e} with its floats"
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// `others` are the numbers of the model that are read between two products.
-    ///
-    /// # Errors
-    ///
-    /// With how many rows the product of codes is slower than that of floats, and by how much.
-    pub(crate) fn compare_speed(&self, others: usize) -> Result<(), String> {
-        let [inputs, _] = self.values.dims();
-        let rest = Rest::of(others);
-        for rows in ROWS {
-            let x = Comb { rows, inputs }.tensor(&self.values);
-            let (mut floats, mut codes) = (Duration::MAX, Duration::MAX);
-            // The first of each compiles.
-            for run in 0..=RUNS {
-                rest.read();
-                let of_floats = self.time(|| self.of_values(&x))?;
-                rest.read();
-                let of_codes = self.time(|| self.of_codes(&x))?;
-                if run > 0 {
-                    (floats, codes) = (floats.min(of_floats), codes.min(of_codes));
-                }
-            }
-            let times = codes.as_secs_f64() / floats.as_secs_f64().max(f64::MIN_POSITIVE);
-            if times > SLOWER {
-                return Err(format!(
-                    "the product of {rows} rows and its codes takes {times:.1} times as long as that \
-                     with its floats"
-                ));
-            }
-        }
-        Ok(())
     }
 
     /// The outputs of a linear layer without a bias.
@@ -384,23 +255,105 @@ impl Product {
             Codes::Kernel(packed) => packed.of_comb(x),
         }
     }
+}
 
-    fn time(&self, multiply: impl Fn() -> Tensor<2>) -> Result<Duration, String> {
-        let device = self.values.device();
-        let timed = || {
-            device.sync()?;
-            let start = Instant::now();
-            let y = multiply();
-            device.sync()?;
-            drop(y);
-            Ok(start.elapsed())
+impl Compared for Product {
+    fn check(&self) -> Result<(), String> {
+        let [inputs, outputs] = self.values.dims();
+        let step = match self.values.dtype() {
+            DType::F16 => 2f64.powi(-10),
+            DType::BF16 => 2f64.powi(-7),
+            _ => f64::from(f32::EPSILON),
         };
-        let time = catch_quietly(timed)?;
-        time.map_err(|error: burn::backend::ExecutionError| error.to_string())
+        let numbers = read(self.values.clone()).map_err(|error| error.to_string())?;
+        for rows in ROWS {
+            let comb = Comb { rows, inputs };
+            let x = comb.tensor([rows, inputs], &self.values);
+            let floats = numbers_of(|| self.of_values(&x))?;
+            let codes = numbers_of(|| self.of_codes(&x))?;
+            let sums = comb.times(&numbers, outputs);
+            sums.judge([&floats, &codes], step, &format!("product of {rows} rows"))?;
+        }
+        Ok(())
+    }
+
+    fn compare_speed(&self, others: usize) -> Result<(), String> {
+        let [inputs, _] = self.values.dims();
+        let (device, rest) = (self.values.device(), Rest::of(others));
+        let rounding = Rounding::of(self.factors, &device);
+        for rows in ROWS {
+            let x = Comb { rows, inputs }.tensor([rows, inputs], &self.values);
+            let of_values = || self.of_values(&rounding.apply(&x));
+            let both: [&dyn Fn() -> Tensor<2>; 2] = [&of_values, &|| self.of_codes(&x)];
+            speed::compare(&device, &rest, both, &format!("product of {rows} rows"))?;
+        }
+        Ok(())
     }
 }
 
-fn numbers_of(multiply: impl FnOnce() -> Tensor<2>) -> Result<Vec<f32>, String> {
+/// The product of a kernel, on a CPU.
+///
+/// # Errors
+///
+/// Why there is no such product.
+#[cfg(feature = "kernels")]
+fn of_kernel(
+    device: &Device,
+    quantized: &QuantizedTensor,
+    layer: Layer<'_>,
+) -> Result<(Box<dyn Compared>, Kernel), String> {
+    let is_convolution = CONVOLUTIONS.contains(&layer.kind);
+    if !is_convolution && layer.kind != LINEAR {
+        return Err(OTHER_KERNEL.into());
+    }
+    if layer.dtype != FloatDType::F32 {
+        let dtype = layer.dtype;
+        return Err(format!(
+            "kernels multiply F32, and its values are {dtype:?}"
+        ));
+    }
+    let Some(factors) = layer.factors else {
+        return Err("it carries no quantizer, by which `forward_q` finds a kernel".into());
+    };
+    let (product, bytes): (Box<dyn Compared>, usize) = match is_convolution {
+        true => {
+            let convolution = Convolution::of(device, quantized, factors)?;
+            let bytes = convolution.bytes();
+            (Box::new(convolution), bytes)
+        }
+        false => {
+            let packed = Packed::new(quantized, factors)?;
+            let bytes = packed.bytes();
+            let values = quantized.dequantize::<2>(device);
+            let product = Product {
+                codes: Codes::Kernel(Box::new(packed)),
+                values: values.map_err(|error| error.to_string())?,
+                factors,
+            };
+            (Box::new(product), bytes)
+        }
+    };
+    let kernel = Kernel {
+        bytes,
+        is_integer: factors != Factors::Floats,
+    };
+    Ok((product, kernel))
+}
+
+#[cfg(not(feature = "kernels"))]
+fn of_kernel(
+    _: &Device,
+    _: &QuantizedTensor,
+    layer: Layer<'_>,
+) -> Result<(Box<dyn Compared>, Kernel), String> {
+    Err(match layer.kind == LINEAR || CONVOLUTIONS.contains(&layer.kind) {
+        true => "no kernel is compiled in: feature `engine` of `burn-lean`, `kernels` of `burn-lean-quant`"
+            .into(),
+        false => OTHER_KERNEL.into(),
+    })
+}
+
+fn numbers_of<const D: usize>(multiply: impl FnOnce() -> Tensor<D>) -> Result<Vec<f32>, String> {
     let outputs = catch_quietly(|| read(multiply()));
     outputs?.map_err(|error| error.to_string())
 }
@@ -408,65 +361,8 @@ fn numbers_of(multiply: impl FnOnce() -> Tensor<2>) -> Result<Vec<f32>, String> 
 /// What Burn's modules call a linear layer.
 const LINEAR: &str = "Struct:Linear";
 
-/// An input `[rows, inputs]` of which each column has one 1 or −1.
-struct Comb {
-    rows: usize,
-    inputs: usize,
-}
-
-impl Comb {
-    /// The row that multiplies this input, and by what.
-    fn tooth(&self, input: usize) -> (usize, f32) {
-        let mixed = (input as u32).wrapping_mul(0x9E37_79B9);
-        let sign = match mixed.count_ones().is_multiple_of(2) {
-            true => 1.0,
-            false => -1.0,
-        };
-        (input % self.rows, sign)
-    }
-
-    fn tensor(&self, like: &Tensor<2>) -> Tensor<2> {
-        let mut numbers = vec![0.0; self.rows * self.inputs];
-        for input in 0..self.inputs {
-            let (row, sign) = self.tooth(input);
-            numbers[row * self.inputs + input] = sign;
-        }
-        let data = TensorData::new(numbers, [self.rows, self.inputs]);
-        Tensor::from_data(data, (&like.device(), like.dtype()))
-    }
-
-    /// What the product with `weight` is, `[rows, outputs]`, and the sums of magnitudes.
-    fn sums(&self, weight: &[f32], outputs: usize) -> (Vec<f64>, Vec<f64>) {
-        let mut sums = vec![0.0; self.rows * outputs];
-        let mut magnitudes = sums.clone();
-        for (input, numbers) in weight.chunks(outputs).enumerate() {
-            let (row, sign) = self.tooth(input);
-            let of_row = row * outputs..(row + 1) * outputs;
-            let sums = sums[of_row.clone()].iter_mut();
-            for ((sum, magnitude), number) in sums.zip(&mut magnitudes[of_row]).zip(numbers) {
-                *sum += f64::from(sign * number);
-                *magnitude += f64::from(number.abs());
-            }
-        }
-        (sums, magnitudes)
-    }
-}
-
-/// The largest difference as a part of the sum of magnitudes; NaN if there is one.
-fn largest_difference(found: &[f32], sums: &[f64], magnitudes: &[f64]) -> f64 {
-    let differences = found.iter().zip(sums.iter().zip(magnitudes));
-    differences.fold(0.0, |largest, (found, (sum, magnitude))| {
-        let difference = (f64::from(*found) - sum).abs();
-        let part = match difference == 0.0 {
-            true => 0.0,
-            false => difference / magnitude,
-        };
-        match part > largest || part.is_nan() {
-            true => part,
-            false => largest,
-        }
-    })
-}
+/// And the convolutions that kernels know.
+const CONVOLUTIONS: [&str; 2] = ["Struct:Conv1d", "Struct:Conv2d"];
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
@@ -478,8 +374,6 @@ mod tests {
     fn of_kind(kind: &str) -> Layer<'_> {
         Layer {
             kind,
-            #[cfg(feature = "kernels")]
-            is_of_gate: false,
             dtype: FloatDType::F32,
             factors: None,
         }
@@ -499,6 +393,7 @@ mod tests {
         let product = |stored: Tensor<2>| Product {
             codes: Codes::Device(Box::new(stored)),
             values: values.clone(),
+            factors: Factors::Floats,
         };
         assert_eq!(product(values.clone()).check(), Ok(()));
         for input in 0..96 {

@@ -310,8 +310,8 @@ impl fmt::Display for ConversionReport {
             writeln!(
                 f,
                 "in Burn it computes with floats and rounds activations on the way, somewhat slower than FP32: \
-                 `EngineConfig` of `deploy` computes in integers, on a CPU `Dequantize::InProduct` in linear layers; \
-                 `Activations::Float` leaves activations alone"
+                 `EngineConfig` of `deploy` computes in integers, on a CPU `Dequantize::InProduct` in linear layers and \
+                 convolutions; `Activations::Float` leaves activations alone"
             )?;
         }
         for weight in &self.weights {

@@ -15,7 +15,8 @@ use crate::{QuantParams, Scheme};
 ///
 /// Ties go to even and the zero point is added after rounding, as in PyTorch. NaN stays NaN,
 /// infinities saturate. Other dtypes than F32, also of scales and zero points, are computed in F32, and y is cast
-/// back at the end; a finite y beyond F16 becomes ±65504.
+/// back at the end; a finite y beyond F16 becomes ±65504. A y beyond ±3.4e38, the largest of F32 and BF16, is infinite,
+/// in F64 too: the last numbers of a range that ends within a step of that.
 ///
 /// The gradient (straight-through estimator) is that of y where the rounded number lies from
 /// quant_min to quant_max before it is clamped, and 0 elsewhere. The quantization parameters get

@@ -18,7 +18,8 @@ use crate::{Mapping, QuantError, Scheme, fake::Range};
 /// ranges and of tensors are F32; others are cast to it where numbers are quantized with them.
 #[derive(Debug, Clone)]
 pub struct QuantParams {
-    /// Real value of one step, > 0.
+    /// Real value of one step, > 0. Where (q − zero_point) · scale is beyond ±3.4e38 for some q, as that of a range
+    /// which ends within a step of the largest F32, those q stand for infinities.
     pub scale: Tensor<1>,
     /// Number that stands for 0.0: an integer from quant_min to quant_max.
     pub zero_point: Tensor<1>,

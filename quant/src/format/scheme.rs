@@ -16,7 +16,10 @@ pub enum Mapping {
     /// A range around zero; the zero point is 0 (2ᵇ⁻¹ for unsigned integers).
     ///
     /// scale = max(|min|, |max|) / ((quant_max − quant_min) / 2): for −128 to 127 the largest
-    /// positive number may be clipped by half a step.
+    /// positive number may be clipped by half a step. Where the range is that of the values at hand
+    /// ([`ObserverConfig::Memoryless`](crate::ObserverConfig::Memoryless)) and the largest magnitude is negative, that number
+    /// lies between two codes, and the last bit of a sum before it decides: two programs that round alike elsewhere
+    /// differ there. [`NumberFormat::narrow`] has no such number.
     #[default]
     Symmetric,
     /// A range around zero that clips neither end.

@@ -25,17 +25,24 @@ pub enum Dequantize {
     EveryUse,
     /// Not at all where a product reads codes. Each weight's product is looked at when it is
     /// converted or loaded, with 1, 8 and 64 rows: it must be as exact as a product of floats and, which is measured
-    /// once for each shape (on a CPU with as much memory read in between as the rest of the model has), not slower. All other weights are dequantized once, and the report says why
-    /// ([`ConvertedWeight::why_once`](crate::deploy::ConvertedWeight::why_once)).
+    /// once for each shape, not slower than that is, with the rounding of its input where a kernel rounds it, too (on a
+    /// CPU with as much memory read in between as the rest of the model has). All other weights are dequantized once,
+    /// and the report says why ([`ConvertedWeight::why_once`](crate::deploy::ConvertedWeight::why_once)).
     ///
     /// - On a GPU, Burn's own product: a [`Linear`](burn::nn::Linear) gives it the codes, and only they stay in
     ///   memory.
-    /// - On flex and ndarray (feature `kernels`, which `engine` of `burn-lean` has), a kernel: a `Linear` of a
-    ///   prepared model that is called by [`forward_q`](crate::ForwardQ::forward_q) multiplies F32 by the packed
-    ///   codes, which stay in memory beside Burn's; where its input is rounded to integers, with one scale
-    ///   or one for each row, it multiplies integers, whose sums are exact. Integers of at most 8 bits, scales
-    ///   for the tensor, its columns or equal blocks. Called by its plain `forward`, the layer
-    ///   dequantizes once, and keeps the values, too; so do the gates of recurrent layers, which the report says.
+    /// - On flex and ndarray (feature `kernels`, which `engine` of `burn-lean` has), a kernel: a `Linear`,
+    ///   [`Conv1d`](burn::nn::conv::Conv1d) or [`Conv2d`](burn::nn::conv::Conv2d) of a prepared model that is called by
+    ///   [`forward_q`](crate::ForwardQ::forward_q) multiplies F32 by the packed codes, which stay in memory beside Burn's;
+    ///   where its input is rounded to integers, with one scale or, in a linear layer, one for each row, it multiplies
+    ///   integers, whose sums are exact. Integers of at most 8 bits, scales for the tensor, its output channels or equal
+    ///   blocks. Stride, padding, dilation and groups of a convolution are not seen with its weight, and change no sum of
+    ///   a window: windows are looked at without them, of one group and, where each output has one channel, also as
+    ///   those of a depthwise convolution, which is multiplied in integers alone. Its time is measured with images of
+    ///   which it makes 1, 8 × 8 and 32 × 32 outputs (along one axis 1, 64 and 1024), fewer of a large one and of one
+    ///   group: an image that is much larger, or many groups, may be slower. It takes milliseconds for each shape, some
+    ///   tenths of a second in a model beyond the caches. Called by its plain `forward`, the layer
+    ///   dequantizes once, and keeps the values, too. The gates of recurrent layers are such layers.
     ///
     /// That was seen on this device: a model that moves to another one, or a record that is loaded by
     /// Burn, dequantizes once. So does a [recorded](crate::QuantizedForward) forward pass, which computes

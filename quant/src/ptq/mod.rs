@@ -168,7 +168,7 @@ impl PtqConfig {
     /// lie on their grid already.
     ///
     /// It can be trained on, and what was chosen stays: ranges of weights for good (full ones of a model without
-    /// weights of 4 bits and less, rounded to nearest, follow the weights), those of activations until a
+    /// weights of 4 bits and less, rounded to nearest, follow the weights, as their observers say), those of activations until a
     /// [`calibrate`](crate::calibrate) or a [schedule](crate::qat::set_schedule) under which observers are not
     /// frozen. Learned scales start from them; a `calibrate` starts these anew.
     ///
@@ -199,7 +199,7 @@ impl PtqConfig {
         data: &impl Data<M>,
     ) -> Result<(M, PtqReport), QuantError> {
         self.validate()?;
-        let (mut prepared, activations, left_float) = match self.mode {
+        let (mut prepared, activations, mut left_float) = match self.mode {
             PtqMode::Static => self.with_static_ranges(model, data)?,
             PtqMode::WeightOnly => (
                 self.qat_config().prepare(model.clone())?,
@@ -220,6 +220,10 @@ impl PtqConfig {
         };
         if self.has_static_weights() {
             prepared = weight_range::choose(prepared, self.weight_range)?;
+        } else {
+            let left;
+            (prepared, left) = weight_range::observe(prepared, self.unobserved)?;
+            left_float.extend(left);
         }
         let mut rounding = RoundingReport::default();
         if self.rounds() {
@@ -409,10 +413,7 @@ impl PtqConfig {
         let mut left: Vec<LeftFloat> = Vec::new();
         for observer in &self.observers {
             let prepared = self.config(Some(*observer)).prepare(model.clone())?;
-            let weights = match self.has_static_weights() {
-                true => WeightRanges::OfValues,
-                false => WeightRanges::Observed,
-            };
+            let weights = WeightRanges::OfValues;
             let (calibrated, without_range) = data.run("calibration", |run| {
                 calibrated(&prepared, |_| true, self.unobserved, weights, run)
             })??;

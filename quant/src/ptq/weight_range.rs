@@ -7,8 +7,10 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::{WeightRange, keeping};
 use crate::format::groups::Groups;
+use crate::model::unobserved::{LeftFloat, Unobserved};
 use crate::module::listen::watch::{WeightVisitor, visit_weights};
-use crate::{FakeQuantize, QuantError, fake::Range, module::map_quantizers};
+use crate::qat::training::{WeightRanges, calibrated};
+use crate::{FakeQuantize, QuantError, fake::Range, module::map_quantizers, quantizers};
 
 /// Shares of the full range that are tried, from the whole down to 0.2: at 2 bits the best for a
 /// bell curve is near 0.4, at 4 bits near 0.7.
@@ -33,6 +35,34 @@ pub(super) fn choose<M: Module>(model: M, method: WeightRange) -> Result<M, Quan
             None => located.quantizer,
         }
     }))
+}
+
+/// The prepared model with a range from its values for each weight whose observer remembers: where nothing is trained,
+/// nothing else comes by. And what has none, and so is left float where that is asked for.
+pub(super) fn observe<M: Module>(
+    model: M,
+    unobserved: Unobserved,
+) -> Result<(M, Vec<LeftFloat>), QuantError> {
+    let lacks_one = |quantizer: &FakeQuantize| {
+        quantizer.is_of_weight() && quantizer.keeps_range() && !quantizer.has_range()
+    };
+    if !quantizers(&model)
+        .iter()
+        .any(|located| lacks_one(&located.quantizer))
+    {
+        return Ok((model, Vec::new()));
+    }
+    let show = |model: &M| visit_weights(model, &mut Shown);
+    calibrated(&model, lacks_one, unobserved, WeightRanges::Observed, show)
+}
+
+/// Each weight comes by its quantizer.
+struct Shown;
+
+impl WeightVisitor for Shown {
+    fn visit<const D: usize>(&mut self, _: &str, quantizer: &FakeQuantize, weight: Tensor<D>) {
+        drop(quantizer.forward(weight));
+    }
 }
 
 struct Ranges {

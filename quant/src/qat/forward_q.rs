@@ -3,6 +3,7 @@
 mod attention;
 mod bidirectional;
 mod decoder;
+mod gate;
 mod rnn;
 mod transformer;
 
@@ -140,6 +141,10 @@ impl ForwardQ<Tensor<3>> for Conv1d {
     type Output = Tensor<3>;
 
     fn forward_q(&self, input: Tensor<3>) -> Tensor<3> {
+        #[cfg(feature = "kernels")]
+        if let Some(output) = crate::codes::kernel::conv1d(self, &input) {
+            return output;
+        }
         around(&self.weight, input, |x| {
             layer_inputs::conv1d(self, &x);
             self.forward(x)
@@ -151,6 +156,10 @@ impl ForwardQ<Tensor<4>> for Conv2d {
     type Output = Tensor<4>;
 
     fn forward_q(&self, input: Tensor<4>) -> Tensor<4> {
+        #[cfg(feature = "kernels")]
+        if let Some(output) = crate::codes::kernel::conv2d(self, &input) {
+            return output;
+        }
         around(&self.weight, input, |x| {
             layer_inputs::conv2d(self, &x);
             self.forward(x)

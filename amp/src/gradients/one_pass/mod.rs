@@ -46,7 +46,12 @@ pub(crate) fn finite<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.mul_scalar(0.0).sum().cast(DType::F32)
 }
 
-/// The sum of squares of `x`, which has elements: F32, one number.
+/// The sum of squares of `x`, which has elements: one number, F32, and of F64 gradients F64, since a square may be
+/// beyond F32 where the root is not.
 pub(super) fn squares<const D: usize>(x: Tensor<D>) -> Tensor<1> {
-    x.square().sum().cast(DType::F32)
+    let squares = x.square().sum();
+    match squares.dtype() {
+        DType::F64 => squares,
+        _ => squares.cast(DType::F32),
+    }
 }

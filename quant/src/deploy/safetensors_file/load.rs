@@ -1,12 +1,13 @@
 //! Reading.
 
+mod contents;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use burn::module::{Module, Param};
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_lean_reparam::sealed::unseal;
 use burn_lean_reparam::{
     FloatVisitor, PathMapper, Trail, map_kinds, map_with_path, unlink_before, visit_floats,
 };
@@ -15,7 +16,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use super::activations::Activation;
 use super::attach::attach_quantizers;
 use super::config::LoadConfig;
-use super::{DTYPES, Entry, FORMAT, FileError, VERSION, fitting};
+use super::{DTYPES, Entry, FileError, fitting};
 use crate::codes::product::{Factors, Kernel, Layer, Speeds, in_product};
 use crate::codes::quantized_tensor::{qparams_on, unpack};
 use crate::codes::stored::{NotStored, Stored};
@@ -28,6 +29,7 @@ use crate::module::effective::{FileNames, chained};
 use crate::module::walk::{Located, Site, map_quantizers, quantizers, weight_schemes};
 use crate::range::observer::read;
 use crate::{Dequantize, FakeQuantize, QuantError, QuantizedTensor, Scheme, WeightQuantizer};
+use contents::Contents;
 
 pub(super) fn try_load<M: Module>(
     model: &M,
@@ -108,40 +110,6 @@ pub(super) fn try_load<M: Module>(
     Ok((loaded, report))
 }
 
-/// What a file holds.
-struct Contents<'a> {
-    tensors: SafeTensors<'a>,
-    /// The quantized weights.
-    entries: BTreeMap<String, Entry>,
-    activations: BTreeMap<String, Activation>,
-}
-
-impl<'a> Contents<'a> {
-    fn of(bytes: &'a [u8], file: &FileError<'_>) -> Result<Self, QuantError> {
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| file.read(error))?;
-        let metadata = header.metadata().clone().unwrap_or_default();
-        let of = |key: &str| metadata.get(key).map(String::as_str).unwrap_or_default();
-        if of("format") != FORMAT {
-            return Err(file.read("it is no file of a quantized model"));
-        }
-        let version = of("version");
-        if version != VERSION {
-            return Err(file.read(format!(
-                "it is of version {version}, but this version reads version {VERSION}"
-            )));
-        }
-        let (tensors, _) = unseal(bytes).map_err(|error| file.read(error))?;
-        let activations =
-            serde_json::from_str(of("activations")).map_err(|error| file.read(error))?;
-        let entries = serde_json::from_str(of("quantized")).map_err(|error| file.read(error))?;
-        Ok(Self {
-            tensors,
-            entries,
-            activations,
-        })
-    }
-}
-
 /// The quantizer with the range that a file gives it, if that has one.
 fn with_range(quantizer: FakeQuantize, activation: &Activation) -> FakeQuantize {
     let (_, device) = quantizer.groups();
@@ -154,6 +122,14 @@ fn with_range(quantizer: FakeQuantize, activation: &Activation) -> FakeQuantize 
 fn no_quantizer(file: &FileError<'_>, name: &str) -> QuantError {
     file.read(format!(
         "the model has no quantizer for its `{name}`: load into one that is prepared as the saved one was"
+    ))
+}
+
+/// What an activation without a range has in a file is the state of its quantizer.
+fn no_range(file: &FileError<'_>, name: &str) -> QuantError {
+    file.read(format!(
+        "the model has no quantizer for its `{name}`, of an activation that has no range: load into one that is \
+         prepared as the saved one was, or save one whose activations all have a range"
     ))
 }
 
@@ -433,17 +409,25 @@ impl Loader<'_> {
             .iter()
             .map(|name| format!("{name}.quant.weight."))
             .collect();
-        let left_over = self.tensors.names().into_iter().find(|name| {
+        let left_over = self.tensors.names().into_iter().filter(|name| {
             let not_needed = || {
                 let mut of_weights = of_weights.iter();
                 !is_prepared && of_weights.any(|prefix| name.starts_with(prefix))
             };
             !self.used.contains(*name) && !not_needed()
         });
-        match left_over {
-            Some(name) if !is_prepared && name.contains(".quant.") => {
-                Err(no_quantizer(self.file, name))
-            }
+        // The state of a quantizer, of one of the file's tensors.
+        let is_state_of = |name: &str, quantizer: &str| {
+            name.rsplit_once(".quant.").is_some_and(|(path, state)| {
+                let is_there = || self.tensors.tensor(path).is_ok();
+                let is_weight = weights.iter().any(|weight| weight == path) || is_there();
+                is_weight && state.starts_with(quantizer)
+            })
+        };
+        // They come in the order of a hash map.
+        match left_over.min() {
+            Some(name) if is_state_of(name, "weight.") => Err(no_quantizer(self.file, name)),
+            Some(name) if is_state_of(name, "") => Err(no_range(self.file, name)),
             Some(name) => Err(no_parameter(self.file, name)),
             // Without tensors.
             None => match self.entries.keys().next() {

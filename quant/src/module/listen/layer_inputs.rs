@@ -339,8 +339,8 @@ fn padding(layer: &Conv2d, height: usize, width: usize) -> (usize, usize, usize,
     }
 }
 
-/// Zeros before and after an axis, as Burn counts them for `Same`.
-fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize) {
+/// Zeros before and after an axis, as Burn counts them for `Same`, which does not look at the dilation.
+pub(crate) fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize) {
     let needed = (len.div_ceil(stride).max(1) - 1) * stride + kernel_size;
     let total = needed.saturating_sub(len);
     (total / 2, total - total / 2)

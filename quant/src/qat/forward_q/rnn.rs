@@ -1,137 +1,12 @@
 //! Recurrent layers, with the quantizers of their gates.
-//!
-//! Burn's own forward pass asks for a weight in each time step, and so would quantize it in each.
-//! Here weights are quantized once for a sequence, and so are its inputs, unless each step has a
-//! range of its own; hidden states are quantized as they come.
 
 use burn::nn::gru::Gru;
-use burn::nn::{GateController, Linear, Lstm, LstmState, Rnn, RnnState};
+use burn::nn::{GateController, Lstm, LstmState, Rnn, RnnState};
 use burn::tensor::Tensor;
 use burn_lean_graph::hooks::ForwardPass;
 
-use super::input_of;
-use crate::module::listen::layer_inputs;
-use crate::{FakeQuantize, ForwardQ, WeightQuantizer};
-
-/// A linear layer whose weight is quantized already.
-struct Ready<'a> {
-    layer: &'a Linear,
-    weight: Tensor<2>,
-    bias: Option<Tensor<2>>,
-    quantizers: Option<&'a WeightQuantizer>,
-}
-
-impl<'a> Ready<'a> {
-    fn new(layer: &'a Linear) -> Self {
-        Self {
-            layer,
-            weight: layer.weight.val(),
-            bias: layer.bias.as_ref().map(|bias| bias.val().unsqueeze()),
-            quantizers: WeightQuantizer::of(&layer.weight),
-        }
-    }
-
-    fn quantize_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        match self.quantizers {
-            Some(quantizers) => quantizers.quantize_input(input_of(&self.layer.weight, x)),
-            None => x,
-        }
-    }
-
-    fn takes_steps(&self) -> bool {
-        let input = self.quantizers.and_then(|of| of.input.as_ref());
-        input.is_some_and(FakeQuantize::takes_steps)
-    }
-
-    /// The product with an input that is quantized already.
-    fn product(&self, x: Tensor<2>) -> Tensor<2> {
-        layer_inputs::linear(&self.layer.weight, &x);
-        let product = x.matmul(self.weight.clone());
-        let product = match &self.bias {
-            Some(bias) => product + bias.clone(),
-            None => product,
-        };
-        match self.quantizers {
-            Some(quantizers) => quantizers.quantize_output(product),
-            None => product,
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.product(self.quantize_input(x))
-    }
-}
-
-/// A gate over a sequence.
-struct Gate<'a> {
-    /// The whole sequence: `[batch, seq_length, d_input]`.
-    sequence: Tensor<3>,
-    /// Whether that is quantized already.
-    is_quantized: bool,
-    input: Ready<'a>,
-    hidden: Ready<'a>,
-}
-
-impl<'a> Gate<'a> {
-    fn new(gate: &'a GateController, sequence: &Tensor<3>) -> Self {
-        let input = Ready::new(&gate.input_transform);
-        let is_quantized = !input.takes_steps();
-        let sequence = sequence.clone();
-        Self {
-            sequence: match is_quantized {
-                true => input.quantize_input(sequence),
-                false => sequence,
-            },
-            is_quantized,
-            input,
-            hidden: Ready::new(&gate.hidden_transform),
-        }
-    }
-
-    fn of_input(&self, step: usize) -> Tensor<2> {
-        let x = self.sequence.clone().narrow(1, step, 1).squeeze_dim(1);
-        match self.is_quantized {
-            true => self.input.product(x),
-            false => self.input.forward(x),
-        }
-    }
-
-    fn of_hidden(&self, hidden: Hidden) -> Tensor<2> {
-        match hidden.is_zero {
-            // Zero is on every grid, and its range would be that of the first batch.
-            true => self.hidden.product(hidden.value),
-            false => self.hidden.forward(hidden.value),
-        }
-    }
-
-    fn sum(&self, step: usize, hidden: Hidden) -> Tensor<2> {
-        self.of_input(step) + self.of_hidden(hidden)
-    }
-}
-
-/// A hidden state `[batch, d_hidden]`.
-#[derive(Clone)]
-struct Hidden {
-    value: Tensor<2>,
-    /// Whether it is the state that a sequence starts from if none is given.
-    is_zero: bool,
-}
-
-impl Hidden {
-    fn first(given: Option<Tensor<2>>, shape: [usize; 2], like: &Tensor<3>) -> Self {
-        Self {
-            is_zero: given.is_none(),
-            value: given.unwrap_or_else(|| Tensor::zeros(shape, (&like.device(), like.dtype()))),
-        }
-    }
-
-    fn next(value: Tensor<2>) -> Self {
-        Self {
-            value,
-            is_zero: false,
-        }
-    }
-}
+use super::gate::{Gate, Hidden, Sequence};
+use crate::{ForwardQ, WeightQuantizer};
 
 pub(super) fn is_prepared(gate: &GateController) -> bool {
     [&gate.input_transform, &gate.hidden_transform]
@@ -216,11 +91,11 @@ pub(super) fn rnn(
 ) -> (Tensor<3>, RnnState<2>) {
     let _steps = ForwardPass::begin();
     let shape = [sequence.dims()[0], layer.d_hidden];
-    let gate = Gate::new(&layer.gate, &sequence);
+    let gate = Gate::new(&layer.gate, &Sequence::new(&sequence));
     let mut hidden = Hidden::first(state.map(|state| state.hidden), shape, &sequence);
     let mut outputs = Outputs::new(&sequence);
     for step in outputs.steps(reverse) {
-        let mut next = layer.hidden_activation.forward(gate.sum(step, hidden));
+        let mut next = layer.hidden_activation.forward(gate.sum(step, &hidden));
         if let Some(clip) = layer.clip {
             next = next.clamp(-clip, clip);
         }
@@ -238,7 +113,8 @@ pub(super) fn lstm(
 ) -> (Tensor<3>, LstmState<2>) {
     let _steps = ForwardPass::begin();
     let shape = [sequence.dims()[0], layer.d_hidden];
-    let gate = |gate| Gate::new(gate, &sequence);
+    let shared = Sequence::new(&sequence);
+    let gate = |gate| Gate::new(gate, &shared);
     let input_gate = gate(&layer.input_gate);
     let forget_gate = layer.forget_gate.as_ref().map(gate);
     let output_gate = gate(&layer.output_gate);
@@ -250,13 +126,13 @@ pub(super) fn lstm(
     let mut outputs = Outputs::new(&sequence);
     for step in outputs.steps(reverse) {
         let activation = &layer.gate_activation;
-        let input = activation.forward(input_gate.sum(step, hidden.clone()));
+        let input = activation.forward(input_gate.sum(step, &hidden));
         let forget = match &forget_gate {
-            Some(gate) => activation.forward(gate.sum(step, hidden.clone())),
+            Some(gate) => activation.forward(gate.sum(step, &hidden)),
             None => input.clone().neg().add_scalar(1.0),
         };
-        let output = activation.forward(output_gate.sum(step, hidden.clone()));
-        let candidate = layer.cell_activation.forward(cell_gate.sum(step, hidden));
+        let output = activation.forward(output_gate.sum(step, &hidden));
+        let candidate = layer.cell_activation.forward(cell_gate.sum(step, &hidden));
         cell = forget * cell + input * candidate;
         if let Some(clip) = layer.clip {
             cell = cell.clamp(-clip, clip);
@@ -277,21 +153,18 @@ pub(super) fn gru(
     let _steps = ForwardPass::begin();
     let shape = [sequence.dims()[0], layer.d_hidden];
     let gates = [&layer.update_gate, &layer.reset_gate, &layer.new_gate];
-    let [update_gate, reset_gate, new_gate] = gates.map(|gate| Gate::new(gate, &sequence));
+    let shared = Sequence::new(&sequence);
+    let [update_gate, reset_gate, new_gate] = gates.map(|gate| Gate::new(gate, &shared));
 
     let mut hidden = Hidden::first(state, shape, &sequence);
     let mut outputs = Outputs::new(&sequence);
     for step in outputs.steps(reverse) {
         let activation = &layer.gate_activation;
-        let update = activation.forward(update_gate.sum(step, hidden.clone()));
-        let reset = activation.forward(reset_gate.sum(step, hidden.clone()));
+        let update = activation.forward(update_gate.sum(step, &hidden));
+        let reset = activation.forward(reset_gate.sum(step, &hidden));
         let candidate = match layer.reset_after {
-            true => new_gate.of_input(step) + reset * new_gate.of_hidden(hidden.clone()),
-            false => {
-                let value = hidden.value.clone() * reset;
-                let is_zero = hidden.is_zero;
-                new_gate.sum(step, Hidden { value, is_zero })
-            }
+            true => new_gate.of_input(step) + reset * new_gate.of_hidden(&hidden),
+            false => new_gate.sum(step, &hidden.reset(reset)),
         };
         let candidate = layer.hidden_activation.forward(candidate);
         let keep = update.clone().neg().add_scalar(1.0);

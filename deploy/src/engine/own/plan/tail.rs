@@ -201,14 +201,14 @@ fn of_tail(tail: &Tail<'_>, first: usize, count: usize) -> Ends {
 }
 
 /// Biases as multiples of the scales; `None` where one does not fit 32 bits, or is too far from a
-/// multiple: products of few bits have coarse steps.
+/// multiple: products of few bits have coarse steps, and half of one moves codes of the next layers.
 fn bias_codes(bias: &[f32], scale: &[f32]) -> Option<Vec<i32>> {
     let largest = bias.iter().fold(0.0, |most, bias| bias.abs().max(most));
     let code = |(bias, scale): (&f32, &f32)| {
         let steps = (bias / scale).round_ties_even();
         // Far from where sums of codes are, so that adding one stays in 32 bits.
         let fits = steps.abs() < f32::powi(2.0, 29);
-        let is_near = (steps * scale - bias).abs() <= largest / 256.0;
+        let is_near = (steps * scale - bias).abs() <= largest / 4096.0;
         (fits && is_near).then_some(steps as i32)
     };
     bias.iter().zip(scale).map(code).collect()
