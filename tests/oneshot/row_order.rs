@@ -6,36 +6,13 @@ use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use burn_lean::graph::Tensors;
 use burn_lean::oneshot::{Compressed, OneShot, OneShotError, Preset, Target};
 
-use crate::support::{on_each, tensor, values, with_numbers};
+use crate::support::row_order::{Layers, WIDTH, in_place, layers, off, order, sorted};
+use crate::support::{on_each, tensor, with_numbers};
 
 const ROWS: usize = 200;
-const WIDTH: usize = 12;
-
-type Layers = Vec<Linear>;
-
-fn layers(count: usize, device: &Device) -> Layers {
-    let layers = (0..count).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device));
-    with_numbers(layers.collect(), 3)
-}
 
 fn input(device: &Device) -> Tensor<2> {
     tensor(1, [ROWS, WIDTH], device)
-}
-
-/// Rows by their first feature.
-fn order(h: &Tensor<2>) -> Tensor<1, Int> {
-    h.clone().slice_dim(1, 0..1).argsort(0).squeeze_dim(1)
-}
-
-/// The layers one after the other, with rows as they come.
-fn in_place(model: &Layers, x: Tensor<2>) -> Tensor<2> {
-    model.iter().fold(x, |x, layer| layer.forward(x))
-}
-
-fn sorted(model: &Layers, x: Tensor<2>) -> Tensor<2> {
-    let h = model[0].forward(x);
-    let order = order(&h);
-    model[1].forward(h.select(0, order))
 }
 
 fn compressed<I: Tensors>(
@@ -59,17 +36,6 @@ fn own_targets<M: Module>(done: &Compressed<M>) -> Vec<usize> {
     layers.map(|layer| layer.own_targets).collect()
 }
 
-/// By how much the layers, with rows as they come, are off.
-fn off(model: &Layers, done: &Layers, device: &Device) -> f32 {
-    let (expected, found) = (
-        values(in_place(model, input(device))),
-        values(in_place(done, input(device))),
-    );
-    let pairs = expected.iter().zip(&found);
-    let squares: f32 = pairs.map(|(a, b)| (a - b).powi(2)).sum();
-    (squares / expected.iter().map(|a| a * a).sum::<f32>()).sqrt()
-}
-
 #[test]
 fn behind_a_sort_by_the_data_a_layer_is_fitted_to_rows_of_its_own() {
     on_each(|device| {
@@ -81,8 +47,8 @@ fn behind_a_sort_by_the_data_a_layer_is_fitted_to_rows_of_its_own() {
             };
             let (own, found) = (of(Target::OwnInputs), of(Target::Original));
             let (least, error) = (
-                off(&model, &own.model, device),
-                off(&model, &found.model, device),
+                off(&model, &own.model, input(device)),
+                off(&model, &found.model, input(device)),
             );
             assert!(error < 1.2 * least, "{name}: {error} {least}");
             assert_eq!(own_targets(&found), [0, 1], "{name}");

@@ -1,21 +1,12 @@
 //! Rows whose order follows from the data: the pruned network may have another one than the dense network.
 
-use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use burn_lean::graph::Tensors;
 use burn_lean::prune::layerwise::{LayerwisePruned, Outputs};
 use burn_lean::prune::{Budget, Effort, Pruner, Shares};
 
-use crate::support::{on_each, tensor, values, with_numbers};
-
-type Layers = Vec<Linear>;
-
-const WIDTH: usize = 12;
-
-fn layers(device: &Device) -> Layers {
-    let layers = (0..2).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device));
-    with_numbers(layers.collect(), 3)
-}
+use crate::support::row_order::{Layers, WIDTH, in_place, layers, off, order, sorted};
+use crate::support::{on_each, tensor};
 
 fn input(seed: u64, device: &Device) -> Tensor<2> {
     tensor(seed, [60, WIDTH], device)
@@ -23,20 +14,6 @@ fn input(seed: u64, device: &Device) -> Tensor<2> {
 
 fn inputs(device: &Device) -> Vec<Tensor<2>> {
     (1..=4).map(|seed| input(seed, device)).collect()
-}
-
-fn order(h: &Tensor<2>) -> Tensor<1, Int> {
-    h.clone().slice_dim(1, 0..1).argsort(0).squeeze_dim(1)
-}
-
-fn in_place(model: &Layers, x: Tensor<2>) -> Tensor<2> {
-    model.iter().fold(x, |x, layer| layer.forward(x))
-}
-
-fn sorted(model: &Layers, x: Tensor<2>) -> Tensor<2> {
-    let h = model[0].forward(x);
-    let order = order(&h);
-    model[1].forward(h.select(0, order))
 }
 
 fn pruned<I: Tensors>(
@@ -57,22 +34,13 @@ fn own_targets(pruned: &LayerwisePruned<Layers>) -> Vec<usize> {
     layers.map(|layer| layer.own_targets).collect()
 }
 
-/// By how much the layers, with rows as they come, are off.
-fn off(model: &Layers, pruned: &Layers, device: &Device) -> f32 {
-    let x = || input(91, device);
-    let (expected, found) = (values(in_place(model, x())), values(in_place(pruned, x())));
-    let pairs = expected.iter().zip(&found);
-    let squares: f32 = pairs.map(|(a, b)| (a - b).powi(2)).sum();
-    (squares / expected.iter().map(|a| a * a).sum::<f32>()).sqrt()
-}
-
 #[test]
 fn behind_a_sort_by_the_data_a_layer_is_fitted_to_rows_of_its_own() {
     on_each(|device| {
-        let model = layers(device);
+        let model = layers(2, device);
         let plain = pruned(Effort::Quick, &model, inputs(device), in_place);
         let found = pruned(Effort::Quick, &model, inputs(device), sorted);
-        let [least, error] = [&plain, &found].map(|one| off(&model, &one.model, device));
+        let [least, error] = [&plain, &found].map(|one| off(&model, &one.model, input(91, device)));
         // Three batches fit, the last one judges.
         assert_eq!(own_targets(&found), [0, 3]);
         assert_eq!(own_targets(&plain), [0, 0]);
@@ -84,7 +52,7 @@ fn behind_a_sort_by_the_data_a_layer_is_fitted_to_rows_of_its_own() {
 #[test]
 fn outputs_of_other_rows_neither_judge_nor_tune() {
     on_each(|device| {
-        let model = layers(device);
+        let model = layers(2, device);
         let report = pruned(Effort::Standard, &model, inputs(device), sorted).report;
         assert_eq!((report.unpaired, report.candidates.len()), (4, 1));
         assert_eq!(report.tuning_steps, 0);
@@ -104,7 +72,7 @@ fn outputs_of_other_rows_neither_judge_nor_tune() {
 #[test]
 fn indices_that_are_given_keep_the_targets_of_the_dense_network() {
     on_each(|device| {
-        let model = layers(device);
+        let model = layers(2, device);
         let forward = |model: &Layers, (x, order): (Tensor<2>, Tensor<1, Int>)| {
             model[1].forward(model[0].forward(x).select(0, order))
         };

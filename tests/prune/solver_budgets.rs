@@ -79,22 +79,28 @@ fn under_a_bound_on_operations_the_search_is_more_than_magnitude() {
     for seed in 0..10 {
         let plain = Plain::random(400 + seed, 10, 56);
         let problem = plain.problem_with(layers(), &Device::flex());
-        let config = |method| {
+        let config = |kept, method| {
             let budget = Budget::Flops {
-                kept: 0.25,
+                kept,
                 sparsity: None,
             };
             SolverConfig::new(budget).with_method(method)
         };
-        let magnitude = solve(&problem, &config(Method::BackSolve)).unwrap();
-        let chita = solve(&problem, &config(Method::Chita(ChitaConfig::new()))).unwrap();
-        let wood = solve(&problem, &config(Method::WoodFisher { block_size: 56 })).unwrap();
+        let magnitude = solve(&problem, &config(0.25, Method::BackSolve)).unwrap();
+        let chita = Method::Chita(ChitaConfig::new());
+        let chita = solve(&problem, &config(0.25, chita)).unwrap();
         better += usize::from(chita.objective < 0.99 * magnitude.objective);
-        others += usize::from(wood.support != magnitude.support);
+        // All cheap weights fit beside some dear ones, which at one bound may be the same.
+        let differs = |tenths: u8| {
+            let kept = f64::from(tenths) / 10.0;
+            let [magnitude, wood] = [Method::BackSolve, Method::WoodFisher { block_size: 56 }]
+                .map(|method| solve(&problem, &config(kept, method)).unwrap());
+            wood.support != magnitude.support
+        };
+        others += usize::from((1..=8).any(differs));
     }
     assert!(better >= 8, "better in {better} of 10");
-    // All 24 cheap weights fit beside 7 of 32 dear ones, which may be the same.
-    assert!(others >= 6, "others in {others} of 10");
+    assert_eq!(others, 10);
 }
 
 #[test]

@@ -10,6 +10,7 @@ pub(crate) mod cases;
 pub(crate) mod killed;
 pub(crate) mod lifecycle;
 mod perceptron;
+pub(crate) mod row_order;
 mod warnings;
 
 use std::collections::HashMap;
