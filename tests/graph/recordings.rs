@@ -142,8 +142,13 @@ fn a_first_batch_without_examples_hides_no_stopped_gradient() {
                 let x = Tensor::<2>::ones([rows, 3], &device);
                 recordings.recording(&model, &x, forward, place, 0)
             };
-            let empty = of_rows(0);
-            assert!(empty.is_ok(), "{}: {:?}", target.name, empty.err());
+            let empty = of_rows(0).map(|_| ());
+            if target.name == "ndarray" {
+                // Burn's product there divides by the number of rows.
+                assert_matches!(empty, Err(GraphError::Panics { .. }));
+            } else {
+                assert_eq!(empty, Ok(()), "{}", target.name);
+            }
             assert!(is_stopped(of_rows(4)), "{}", target.name);
         }
     }
