@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_lean::amp::Autocast;
 use burn_lean::prune::{
-    Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, Pruner, PrunerConfig,
+    Budget, FisherConfig, GradualConfig, GradualPruner, Masks, PruneError, PrunerConfig,
     RunningStatistics, Selection, SolverConfig, SparsitySchedule, StageMethod,
     layerwise::SupportMethod,
 };
@@ -41,8 +41,11 @@ use training::{Trained, Trainer};
 
 /// Gradients of a stage of CHITA.
 const SAMPLES: usize = 500;
-/// The last learning rate of a stage, as a share of the first.
-const LAST_RATE: f64 = 1e-4;
+/// Epochs after each stage to the first sparsity but the last.
+const EPOCHS_BETWEEN: usize = 2;
+/// Learning rate of SGD after each stage; half a cosine takes it down to a ten thousandth.
+const RATE: f64 = 0.05;
+const LAST_RATE: f64 = 1e-4 * RATE;
 
 fn main() -> ExitCode {
     support::init_tracing();
@@ -106,15 +109,14 @@ impl<M: Trained> Study<'_, M> {
         study.table = Table::new(
             format!(
                 "{}: {} training, {} validation and {} test images; dense {validated:.2} and \
-                 {tested:.2} %; {} stages from 0.5, {} epochs between and {} after, rate {}, {}, {}",
+                 {tested:.2} %; {} stages from 0.5, {EPOCHS_BETWEEN} epochs between and {} after, rate {RATE}, {}, \
+                 {}",
                 study.images.name,
                 study.images.train.len(),
                 study.validation.len(),
                 study.images.test.len(),
                 cli.stages,
-                cli.epochs_between,
                 cli.last_epochs,
-                cli.learning_rate,
                 if cli.distill {
                     "taught"
                 } else {
@@ -220,25 +222,20 @@ impl<M: Trained> Study<'_, M> {
         train: impl Fn(M, usize, &dyn Fn(f64) -> f64) -> Result<M, Rejected<M, PruneError>>,
     ) -> Result<M, Rejected<M, PruneError>> {
         let cli = self.cli;
-        let (rate, last_rate) = (cli.learning_rate, LAST_RATE * cli.learning_rate);
         let schedule = SparsitySchedule::Polynomial { base: 0.5 };
         let budget = Budget::Sparsity(sparsity);
         let by_inputs = || {
             let mut gradual =
-                GradualPruner::new(budget.clone(), stages, cli.epochs_between, cli.last_epochs);
+                GradualPruner::new(budget.clone(), stages, EPOCHS_BETWEEN, cli.last_epochs);
             gradual.method = match method {
                 MethodName::Magnitude => StageMethod::Magnitude,
                 _ => StageMethod::Layerwise,
-            };
-            gradual.pruner = Pruner {
-                tuning: Some(0),
-                ..gradual.pruner.with_effort(cli.effort())
             };
             if let MethodName::Fitted = method {
                 gradual.pruner.support = Some(SupportMethod::Magnitude);
             }
             gradual.schedule = schedule;
-            (gradual.learning_rate, gradual.last_learning_rate) = (rate, last_rate);
+            (gradual.learning_rate, gradual.last_learning_rate) = (RATE, LAST_RATE);
             gradual.seed = seed;
             gradual
         };
@@ -248,15 +245,13 @@ impl<M: Trained> Study<'_, M> {
                 for stage in 1..=stages {
                     let epochs = match stage == stages {
                         true => cli.last_epochs,
-                        false => cli.epochs_between,
+                        false => EPOCHS_BETWEEN,
                     };
                     let cosine = |t: f64| {
                         let half = 0.5 * (1.0 + (std::f64::consts::PI * t).cos());
-                        last_rate + half * (rate - last_rate)
+                        LAST_RATE + half * (RATE - LAST_RATE)
                     };
-                    if epochs > 0 {
-                        model = train(model, epochs, &cosine)?;
-                    }
+                    model = train(model, epochs, &cosine)?;
                 }
                 Ok(model)
             }
@@ -276,9 +271,9 @@ impl<M: Trained> Study<'_, M> {
                         .with_schedule(schedule)
                         .with_running_statistics(RunningStatistics::Recomputed)
                         .with_seed(seed);
-                let pruned = GradualConfig::new(pruner, cli.epochs_between, cli.last_epochs)
-                    .with_learning_rate(rate)
-                    .with_last_learning_rate(last_rate)
+                let pruned = GradualConfig::new(pruner, EPOCHS_BETWEEN, cli.last_epochs)
+                    .with_learning_rate(RATE)
+                    .with_last_learning_rate(LAST_RATE)
                     .prune_by_stage(
                         model,
                         |model, (images, labels): &(Tensor<4>, Tensor<1, Int>)| {

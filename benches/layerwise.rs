@@ -62,9 +62,6 @@ struct Cli {
     /// Training images that judge.
     #[arg(long)]
     held_out: Option<usize>,
-    /// Training images that layers are fitted to.
-    #[arg(long)]
-    examples: Option<usize>,
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceName::Flex)]
     device: DeviceName,
@@ -155,7 +152,6 @@ fn study<M: Module + 'static>(
                 pruner.ridge = cli.ridge.unwrap_or(pruner.ridge);
                 pruner.tuning = Some(cli.tuning);
                 pruner.held_out = cli.held_out.unwrap_or(pruner.held_out);
-                pruner.examples = cli.examples.unwrap_or(pruner.examples);
                 let inputs = images.train.shuffled(*seed, 256, device);
                 let inputs = inputs.map(|batch| batch.images);
                 let pruned = pruner.prune(model.clone(), &forward, inputs)?;

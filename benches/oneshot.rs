@@ -39,6 +39,9 @@ use llama::{LoneBlock, Sizes};
 use row::BlockRow;
 use support::{Cell, DeviceName, PeakMemory, Table};
 
+/// Tokens of a window.
+const LENGTH: usize = 512;
+
 /// Seconds and bytes of compression, block by block.
 #[derive(Debug, Parser)]
 struct Cli {
@@ -60,12 +63,6 @@ struct Cli {
     /// Windows of calibration.
     #[arg(long, default_value_t = 16, value_parser = support::at_least_one)]
     windows: usize,
-    /// Tokens of a window.
-    #[arg(long, default_value_t = 512, value_parser = support::at_least_one)]
-    length: usize,
-    /// Keeps activations between layers in files here.
-    #[arg(long, value_name = "FOLDER")]
-    spill: Option<PathBuf>,
     /// Keeps finished blocks and their rows here, and goes on after the last one.
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
@@ -91,7 +88,7 @@ enum Size {
 }
 
 impl Size {
-    fn sizes(self, positions: usize) -> Sizes {
+    fn sizes(self) -> Sizes {
         let (width, hidden, layers, heads, kv_heads) = match self {
             Self::Small => (768, 2048, 12, 12, 12),
             Self::Large => (2048, 5632, 22, 32, 4),
@@ -103,7 +100,7 @@ impl Size {
             layers,
             heads,
             kv_heads,
-            positions,
+            positions: LENGTH,
             own_head: matches!(self, Self::Large),
             rope_theta: llama::ROPE_THETA,
             rope_scaling: None,
@@ -134,12 +131,12 @@ impl Cli {
 
 fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let device = cli.device.open()?;
-    let sizes = cli.size.sizes(cli.length);
+    let sizes = cli.size.sizes();
     let count = cli.blocks.min(sizes.layers);
     let preset = cli.preset()?;
     let whole = PeakMemory::start();
     let folder = tempfile::tempdir()?;
-    let shape = [1, cli.length, sizes.width];
+    let shape = [1, LENGTH, sizes.width];
     device.seed(0);
     let inputs: Vec<Tensor<3>> = (0..cli.windows)
         .map(|_| Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device))
@@ -157,10 +154,9 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         "relative_error",
     ];
     let title = format!(
-        "{} on {} windows of {} tokens, {count} of {} blocks",
+        "{} on {} windows of {LENGTH} tokens, {count} of {} blocks",
         preset.name(),
         cli.windows,
-        cli.length,
         sizes.layers
     );
     let mut table = Table::new(title, &header);
@@ -232,9 +228,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let mut oneshot = OneShot::new(preset);
     if let Some(folder) = &cli.state {
         oneshot = oneshot.with_state(folder);
-    }
-    if let Some(folder) = &cli.spill {
-        oneshot = oneshot.spilling_to(folder);
     }
     oneshot.compress_blocks(inputs, blocks, |block, x| block.forward(x), store)?;
     Ok(table.publish(cli.json.as_deref())?)

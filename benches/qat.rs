@@ -34,6 +34,9 @@ use burn_lean::recipe::Distillation;
 use clap::Parser;
 use support::{Cell, CifarFiles, DeviceName, ImageSet, Images, Network, ResNet20, Table};
 
+/// Learning rate at the start.
+const RATE: f64 = 0.01;
+
 /// Fake quantization of ResNet20, trained and not.
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -68,9 +71,6 @@ struct Arguments {
     /// Images of a step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     batch: usize,
-    /// Learning rate at the start.
-    #[arg(long, default_value_t = 0.01, value_parser = support::positive)]
-    rate: f64,
     /// Training images, at most.
     #[arg(long, default_value_t = 20_000, value_parser = support::at_least_one)]
     limit: usize,
@@ -247,7 +247,7 @@ impl Study<'_> {
         epochs: usize,
         name: &str,
     ) -> Result<ResNet20, QuantError> {
-        let Arguments { batch, rate, .. } = *self.arguments;
+        let batch = self.arguments.batch;
         let device = model.devices().remove(0);
         let sgd = || {
             let momentum = MomentumConfig::new().with_dampening(0.0).with_momentum(0.9);
@@ -273,7 +273,7 @@ impl Study<'_> {
                 }
                 let gradients = GradientsParams::from_grads(loss.backward(), &model);
                 let progress = bar.position() as f64 / steps as f64;
-                let rate = 0.5 * rate * (1.0 + (std::f64::consts::PI * progress).cos());
+                let rate = 0.5 * RATE * (1.0 + (std::f64::consts::PI * progress).cos());
                 model = optimizer.step(rate, model, gradients);
                 bar.inc(1);
             }

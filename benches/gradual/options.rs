@@ -4,7 +4,6 @@ use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
 
-use burn_lean::prune::Effort;
 use clap::{Parser, ValueEnum};
 
 use crate::support::{self, Arch, CifarFiles, DeviceName, Dtype, ImageSet};
@@ -42,15 +41,9 @@ pub(crate) struct Cli {
     /// Stages to the first sparsity, polynomial from 0.5; each further sparsity has one.
     #[arg(long, default_value_t = 4, value_parser = support::at_least_one)]
     pub(crate) stages: usize,
-    /// Epochs after each of those stages but the last.
-    #[arg(long, value_name = "EPOCHS", default_value_t = 2)]
-    pub(crate) epochs_between: usize,
     /// Epochs after the stage that reaches a sparsity.
     #[arg(long, value_name = "EPOCHS", default_value_t = 4, value_parser = support::at_least_one)]
     pub(crate) last_epochs: usize,
-    /// Learning rate of SGD after each stage; half a cosine takes it down.
-    #[arg(long, default_value_t = 0.05, value_parser = support::positive)]
-    pub(crate) learning_rate: f64,
     /// Images of a step.
     #[arg(long, default_value_t = 64, value_parser = support::at_least_one)]
     pub(crate) batch: usize,
@@ -68,9 +61,6 @@ pub(crate) struct Cli {
     /// Train in Burn's Learner instead of a plain loop.
     #[arg(long)]
     pub(crate) learner: bool,
-    /// How much `layerwise` does in a stage beside fitting.
-    #[arg(long, value_enum, default_value_t = EffortName::Standard)]
-    effort: EffortName,
     /// Training images, at most.
     #[arg(long, value_parser = support::at_least_one)]
     limit: Option<usize>,
@@ -113,20 +103,7 @@ impl fmt::Display for MethodName {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum EffortName {
-    Quick,
-    Standard,
-}
-
 impl Cli {
-    pub(crate) fn effort(&self) -> Effort {
-        match self.effort {
-            EffortName::Quick => Effort::Quick,
-            EffortName::Standard => Effort::Standard,
-        }
-    }
-
     /// Refuses what would say nothing.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self.sparsities.is_sorted_by(|a, b| a < b) && self.sparsities[0] > 0.5 {

@@ -8,8 +8,6 @@ use burn_lean_quant::{
     QuantizedTensor, Scheme, Site, format::ScaleFormat, integer::Grid, quantizers, seen_weights,
 };
 
-use crate::onnx::Attribute;
-
 /// An operand of an operation of a [`Graph`](burn_lean_graph::Graph).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Edge {
@@ -118,47 +116,6 @@ impl DynamicGrid {
 
     pub(crate) fn symmetric_zero_point(self) -> i32 {
         self.scheme().symmetric_zero_point() as i32
-    }
-
-    /// For an operator of the engine.
-    pub(crate) fn attributes(self) -> Vec<Attribute> {
-        let signed = self.quant_min() < 0;
-        let narrow = self.format == self.format.narrow();
-        let mapping = match self.mapping {
-            Mapping::Symmetric => 0,
-            Mapping::SymmetricNoClipping => 1,
-            Mapping::Affine => 2,
-        };
-        let flags = [signed, narrow, self.per_token].map(i64::from);
-        let numbers = vec![
-            i64::from(self.format.bits()),
-            flags[0],
-            flags[1],
-            flags[2],
-            mapping,
-        ];
-        vec![Attribute::Ints("grid", numbers)]
-    }
-
-    /// Of an operator of the engine.
-    #[cfg(feature = "engine")]
-    pub(crate) fn of_attribute(numbers: &[i64]) -> Option<Self> {
-        let [bits, signed, narrow_range, per_token, mapping] = *numbers else {
-            return None;
-        };
-        Some(Self {
-            format: NumberFormat::Int {
-                bits: u8::try_from(bits).ok()?,
-                signed: signed != 0,
-                narrow_range: narrow_range != 0,
-            },
-            mapping: match mapping {
-                0 => Mapping::Symmetric,
-                1 => Mapping::SymmetricNoClipping,
-                _ => Mapping::Affine,
-            },
-            per_token: per_token != 0,
-        })
     }
 }
 

@@ -34,22 +34,32 @@ impl BackendKind {
 
     /// That which Burn gives this name, with or without the layers around it.
     pub fn named(name: &str) -> Self {
-        let name = name.to_lowercase();
-        let mut name = name.as_str();
-        for layer in ["dispatch<", "autodiff<", "fusion<", "router<"] {
-            let inner = name.strip_prefix(layer);
-            name = inner
-                .and_then(|inner| inner.strip_suffix('>'))
-                .unwrap_or(name);
-        }
-        match name {
+        match without_layers(name).as_str() {
             "flex" => Self::Flex,
             "ndarray" => Self::NdArray,
             "capture" => Self::Capture,
-            _ if name.starts_with("cubecl<") => Self::Cube,
+            name if name.starts_with("cubecl<") => Self::Cube,
             _ => Self::Other,
         }
     }
+}
+
+/// Burn's own name of the backend of a device, in lower case, without the layers around it: `flex`, `ndarray`,
+/// `cubecl<wgpu<wgsl>>`…
+pub fn backend_name(device: &Device) -> String {
+    without_layers(&Dispatch::name(device.as_dispatch()))
+}
+
+fn without_layers(name: &str) -> String {
+    let name = name.to_lowercase();
+    let mut name = name.as_str();
+    for layer in ["dispatch<", "autodiff<", "fusion<", "router<"] {
+        let inner = name.strip_prefix(layer);
+        name = inner
+            .and_then(|inner| inner.strip_suffix('>'))
+            .unwrap_or(name);
+    }
+    name.into()
 }
 
 /// Whether reading a tensor of this device is no more than a copy.
@@ -86,6 +96,7 @@ mod tests {
     #[test]
     fn devices_are_of_their_backend() {
         assert_eq!(BackendKind::of(&Device::flex()), BackendKind::Flex);
+        assert_eq!(backend_name(&Device::flex().autodiff()), "flex");
         assert_eq!(BackendKind::of(&Device::capture()), BackendKind::Capture);
         assert!(in_host_memory(&Device::flex().autodiff()));
         assert!(!in_host_memory(&Device::capture()));

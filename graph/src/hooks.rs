@@ -18,7 +18,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_reparam::{PathMapper, Trail, map_with_path};
 
 use crate::capture::id;
-use crate::{BackendKind, Node, Role};
+use crate::{Node, Role};
 
 /// An operation on a tensor that a model carries.
 ///
@@ -278,14 +278,8 @@ pub fn stand_in_as<const D: usize>(
 }
 
 /// Whether a forward pass runs on a capture device on this thread.
-fn is_recording() -> bool {
+pub(crate) fn is_recording() -> bool {
     TASK.with_borrow(|task| matches!(task, Some(Task::Record { .. })))
-}
-
-/// Whether a forward pass is recorded on this thread, on this device: a pass inside of it that would be run by
-/// rules or with hooks is part of it, and these are the business of whoever records.
-pub fn is_recorded_on(device: &Device) -> bool {
-    is_recording() && BackendKind::of(device) == BackendKind::Capture
 }
 
 /// Adds to what is said of tensors in a recording.

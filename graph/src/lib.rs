@@ -64,7 +64,9 @@ mod units;
 mod verify;
 mod walk;
 
-pub use backend::{BackendKind, in_host_memory};
+pub use backend::{BackendKind, backend_name, in_host_memory};
+#[doc(hidden)]
+pub use burn_lean_reparam::kind;
 pub use conversions::round_all;
 pub use error::GraphError;
 pub use execute::{HalfStorage, Observed, Observer, ReplacedState, replaced_states};
@@ -72,7 +74,7 @@ pub use graph::{
     FewerSteps, Graph, HookInfo, LoopPart, Node, Parameter, Repeated, Role, Rolled, Site, scalars,
 };
 pub use interpret::name as operation_name;
-pub use record::{Halves, Recording, model_device, record, record_halves};
+pub use record::{Halves, Recording, is_recorded, model_device, record, record_halves};
 pub use recordings::Recordings;
 pub use rules::{Arithmetic, AsRecorded, Assignment, Precision, Rules, is_castable};
 pub use sites::{Place, SiteUse, Views};
@@ -84,4 +86,6 @@ pub use tensors::{
 };
 pub use units::{FixedBy, UnitAxis, UnitGroup, UnitRole};
 pub use verify::{Verified, record_with_backward};
+#[doc(hidden)]
+pub use walk::host;
 pub use walk::{Kernel, Mark, Pass, Product, Residual, ResidualNorm, Results, Step, Walk};

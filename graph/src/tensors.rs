@@ -213,23 +213,21 @@ macro_rules! tensors {
     };
 }
 
-/// The methods of a [`TensorMapper`] that does the same to tensors of every kind.
+/// The methods of a [`TensorMapper`] that does the same to tensors of every kind, or of those that are named.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! every_kind {
     (|$self:ident, $tensor:pat_param| $mapped:expr) => {
-        $crate::every_kind!(@ $self, $tensor, $mapped, float, ::burn::tensor::Float);
-        $crate::every_kind!(@ $self, $tensor, $mapped, int, ::burn::tensor::Int);
-        $crate::every_kind!(@ $self, $tensor, $mapped, bool, ::burn::tensor::Bool);
+        $crate::every_kind!(float, int, bool: |$self, $tensor| $mapped);
     };
-    (@ $self:ident, $tensor:pat_param, $mapped:expr, $name:ident, $kind:ty) => {
+    ($($name:ident),+: |$self:ident, $tensor:pat_param| $mapped:expr) => {$(
         fn $name<const D: usize>(
             &mut $self,
-            $tensor: &::burn::tensor::Tensor<D, $kind>,
-        ) -> ::burn::tensor::Tensor<D, $kind> {
+            $tensor: &::burn::tensor::Tensor<D, $crate::kind!($name)>,
+        ) -> ::burn::tensor::Tensor<D, $crate::kind!($name)> {
             $mapped
         }
-    };
+    )+};
 }
 
 /// The tensors of an input as they come.
@@ -259,17 +257,11 @@ impl TensorMapper for Given {
         tensor.clone()
     }
 
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+    every_kind!(int, bool: |self, tensor| {
         self.device.get_or_insert_with(|| tensor.device());
         self.note(tensor.clone().into_dispatch(), false);
         tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.device.get_or_insert_with(|| tensor.device());
-        self.note(tensor.clone().into_dispatch(), false);
-        tensor.clone()
-    }
+    });
 }
 
 /// The device of the first tensor of a value.

@@ -66,7 +66,7 @@ pub fn record_with_backward<M: Module, I: Tensors, O: Tensors>(
 
 impl<O: Tensors> Recording<O> {
     /// Gives up the recorded backward pass, once it was compared.
-    pub fn forget_backward(&mut self) {
+    pub(crate) fn forget_backward(&mut self) {
         self.backward = None;
     }
 

@@ -249,7 +249,7 @@ impl Gram {
     }
 
     /// Mean target, `[o]`; zeros without rows.
-    pub fn target_mean(&self) -> Vec<f64> {
+    pub(crate) fn target_mean(&self) -> Vec<f64> {
         mean(&self.y, &self.target_shift, self.rows)
     }
 

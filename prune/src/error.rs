@@ -153,8 +153,8 @@ pub enum PruneError {
     /// The gradient matrix would not fit.
     #[error(
         "the gradient matrix [{samples}, {parameters}] in {dtype:?} needs {needed} bytes, the bound \
-         is {bound}: fewer Fisher samples, half storage, a sketch of them, a file (`on_disk`), or a \
-         group of fewer parameters"
+         is {bound}: fewer Fisher samples, half storage, a file (`on_disk`), or a group of fewer \
+         parameters"
     )]
     MemoryBound {
         /// Fisher samples n.

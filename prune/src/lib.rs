@@ -66,8 +66,8 @@
 //!
 //! # Rooms
 //!
-//! Here are the names that most programs need. What belongs to one subject alone lives in its module, as why a
-//! solver stopped in [`problem`].
+//! Here are the names that most programs need. What belongs to one subject alone lives in its module, as the
+//! steps of a solver in [`problem`].
 //!
 //! # Feature flags
 //!
@@ -88,7 +88,7 @@ pub mod sparse;
 pub mod statistics;
 
 pub use error::PruneError;
-pub use fisher::{Fisher, FisherConfig, GradientMatrix, SketchConfig};
+pub use fisher::{Fisher, FisherConfig, GradientMatrix};
 pub use layerwise::{Effort, Pruner, Shares};
 
 pub use masks::{Mask, Masks, rewind};

@@ -9,8 +9,10 @@ use burn_lean_prune::{
     solver::LayerGrid,
 };
 use burn_lean_quant::{
-    Granularity, QatConfig, QuantError, Scheme, Site, format::ScaleFormat, quantizers,
-    rounding::set_weight_scales,
+    Granularity, QatConfig, QuantError, Scheme, Site,
+    format::ScaleFormat,
+    quantizers,
+    rounding::{GroupParams, set_weight_qparams},
 };
 use burn_lean_reparam::Rejected;
 
@@ -119,7 +121,7 @@ impl Joint {
             return Err(Rejected::new(pruned.model, error.into()));
         };
         let model = self.quantize.prepare(pruned.model.clone()).map_err(plain)?;
-        let model = set_weight_scales(model, &scales(&rounded)).map_err(plain)?;
+        let model = set_weight_qparams(model, &scales(&rounded)).map_err(plain)?;
         Ok(JointOutcome {
             model,
             pruned,
@@ -151,10 +153,10 @@ impl Joint {
 }
 
 /// The scales of rounded weights, by path.
-pub(crate) fn scales(rounded: &Rounded) -> HashMap<String, Vec<f32>> {
+pub(crate) fn scales(rounded: &Rounded) -> HashMap<String, GroupParams> {
     let layers = rounded.layers.iter();
     layers
-        .map(|layer| (layer.path.clone(), layer.scales.clone()))
+        .map(|layer| (layer.path.clone(), layer.scales.clone().into()))
         .collect()
 }
 

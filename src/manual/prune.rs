@@ -102,33 +102,26 @@
 //! sample: `FisherConfig::with_batch_size`.
 //!
 //! Its gradient matrix has a row for each of n samples and a column for each weight. Where that is beyond
-//! memory, it can be in a file, or a sketch of more samples can take its place:
+//! memory, it can be in a file:
 //!
 //! ```
 //! use burn::nn::LinearConfig;
 //! use burn::tensor::{Device, Distribution, Tensor};
 //! use burn_lean::prelude::*;
-//! use burn_lean::prune::SketchConfig;
 //!
 //! let device = Device::flex();
 //! let inputs = Tensor::<2>::random([96, 16], Distribution::Default, &device);
-//! let prune = |fisher: FisherConfig| {
-//!     PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), fisher).prune(
-//!         LinearConfig::new(16, 8).init(&device),
-//!         |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
-//!         |_seed| [inputs.clone()],
-//!     )
-//! };
 //! // 64 rows of 128 numbers; 8 KiB of them may be in memory, the others are in an unnamed file.
 //! let on_disk = FisherConfig::new(64)
 //!     .with_memory_bound(8 << 10)
 //!     .with_on_disk(Some(std::env::temp_dir()));
-//! let pruned = prune(on_disk)?;
+//! let pruned = PrunerConfig::new(SolverConfig::new(Budget::Sparsity(0.75)), on_disk).prune(
+//!     LinearConfig::new(16, 8).init(&device),
+//!     |model, x: &Tensor<2>| model.forward(x.clone()).square().mean(),
+//!     |_seed| [inputs.clone()],
+//! )?;
 //! assert!(pruned.stages[0].gradients.on_disk);
 //! assert_eq!(pruned.stages[0].gradients.bytes, 32 << 10);
-//! // The same 64 samples in the bytes of 16, and those of one pass of them.
-//! let pruned = prune(FisherConfig::new(64).with_sketch(Some(SketchConfig::new(16))))?;
-//! assert_eq!(pruned.stages[0].gradients.bytes, 8 << 10);
 //! # Ok::<(), burn_lean::prune::PruneError>(())
 //! ```
 //!

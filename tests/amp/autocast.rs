@@ -330,7 +330,6 @@ fn the_self_test_finds_what_the_device_does() {
             let test = self_test(&target.device, dtype).unwrap();
             assert!(test.failure().is_none(), "{test:?}");
             assert_eq!(test.matmul_of_4096_ones, 4096.0, "{test:?}");
-            assert_eq!(test.sum_of_4096_ones, 4096.0, "{test:?}");
         }
     });
 }

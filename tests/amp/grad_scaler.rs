@@ -140,7 +140,7 @@ fn the_report_names_the_first_parameter_the_count_and_the_largest_finite_gradien
         assert_eq!(overflow.paths().count(), 1);
         let details = overflow.inspect().unwrap();
         assert_eq!(details[0].non_finite, 2);
-        assert_eq!(details[0].elements, 48);
+        assert_eq!((details[0].elements, details[0].zeros), (48, 45));
         assert_eq!(details[0].largest_finite, 7.0);
     });
 }

@@ -5,8 +5,8 @@ use burn::tensor::{Device, Tensor};
 use burn_lean::layerwise::{self, Gram, Keep, LayerProblem, ProblemConfig, Pull};
 use burn_lean::prune::{
     Budget, ChitaConfig, DeadColumns, Effort, FisherConfig, GradientMatrix, Groups, LayerKind,
-    Layout, Masks, Method, Problem, Pruner, PrunerConfig, Ridge, RidgeChoice, Shares, SketchConfig,
-    SolverConfig, SparseRecord, SparsityPattern, SparsitySchedule, layerwise::SupportMethod, solve,
+    Layout, Masks, Method, Problem, Pruner, PrunerConfig, Ridge, RidgeChoice, Shares, SolverConfig,
+    SparseRecord, SparsityPattern, SparsitySchedule, layerwise::SupportMethod, solve,
 };
 use proptest::prelude::*;
 
@@ -53,16 +53,13 @@ fn pattern() -> impl Strategy<Value = SparsityPattern> {
 }
 
 fn method() -> impl Strategy<Value = Method> {
-    let exchanges = proptest::option::of(0usize..5);
-    let chita = (0.5f64..4.0, 0usize..5, 0usize..5, exchanges).prop_map(
-        |(expansion, stages, splices, exchanges)| {
-            let chita = ChitaConfig::new()
-                .with_expansion(expansion)
-                .with_stages(stages)
-                .with_max_splices(splices);
-            Method::Chita(chita.with_max_exchanges(exchanges))
-        },
-    );
+    let chita = (0.5f64..4.0, 0usize..5, 0usize..5).prop_map(|(expansion, stages, splices)| {
+        let chita = ChitaConfig::new()
+            .with_expansion(expansion)
+            .with_stages(stages)
+            .with_max_splices(splices);
+        Method::Chita(chita)
+    });
     prop_oneof![
         1 => Just(Method::Random),
         1 => Just(Method::Magnitude),
@@ -291,16 +288,14 @@ proptest! {
     fn any_pruner_of_a_model_gives_finite_weights_or_an_error(
         budget in budget(), pattern in pattern(), method in method(), x in kind(), w in kind(),
         seed in 0u64..10_000, samples in 0usize..12, stages in 0usize..3, base in share(),
-        sweep in any::<bool>(), gradual in any::<bool>(),
-        place in 0usize..3,
+        sweep in any::<bool>(), gradual in any::<bool>(), on_disk in any::<bool>(),
     ) {
         let solver = SolverConfig::new(budget).with_pattern(pattern).with_method(method);
         let ridge = |value| Ridge { value, first_order: None, tempering: None };
         let fisher = FisherConfig::new(samples).with_progress(false);
-        let fisher = match place {
-            0 => fisher.with_memory_bound(1 << 9).with_on_disk(Some(std::env::temp_dir())),
-            1 => fisher.with_sketch(Some(SketchConfig::new(4))),
-            _ => fisher,
+        let fisher = match on_disk {
+            true => fisher.with_memory_bound(1 << 9).with_on_disk(Some(std::env::temp_dir())),
+            false => fisher,
         };
         let config = PrunerConfig::new(solver, fisher)
             .with_stages(stages)

@@ -125,8 +125,8 @@ pub(crate) trait Subject {
         magnitude: f32,
         form: Form,
     ) -> Result<Measured, AmpError>;
-    /// The loss before and after so many AdamW steps under autocast.
-    fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32);
+    /// The FP32 loss before and after an AdamW step with gradients of a region.
+    fn losses(&self, precision: &Precision) -> (f32, f32);
     /// Why parameters stay in F32, for each that does.
     fn kept(&self, precision: &Precision) -> Vec<KeptBecause>;
     /// Calls the module under autocast without its full-precision region.
@@ -236,20 +236,30 @@ where
         self.measure(route, precision, magnitude, form)
     }
 
-    fn losses(&self, precision: &Precision, steps: usize) -> (f32, f32) {
+    fn losses(&self, precision: &Precision) -> (f32, f32) {
         let (mut model, autocast) = self.prepared(precision);
         let mut scaler = GradScalerConfig::for_dtype(precision.dtype).init().unwrap();
         let mut optim = AdamWConfig::new().init();
-        let loss =
-            |model: &Probe<M>| (self.loss)(self.autocast_forward(&autocast, model, precision));
-        let _guard = seeded(&precision.device(), SEED);
-        let before = loss(&model).into_scalar::<f32>();
-        for _ in 0..steps {
-            let grads = scaler.scale(loss(&model)).unwrap().backward();
+        let device = precision.device();
+        let fp32 = |model: &Probe<M>| {
+            let loss = (self.loss)(self.forward(model, self.input(&device)));
+            loss.into_scalar::<f32>()
+        };
+        let _guard = seeded(&device, SEED);
+        let before = fp32(&model);
+        // While the scaler looks for its scale, it skips steps.
+        loop {
+            let loss = (self.loss)(self.autocast_forward(&autocast, &model, precision));
+            let grads = scaler.scale(loss).unwrap().backward();
             let grads = GradientsParams::from_grads(grads, &model);
-            model = scaler.step(&mut optim, 0.02, model, grads).unwrap();
+            // Small: along the gradient the loss falls. In FP32 that is more than rounding.
+            model = scaler.step(&mut optim, 1e-3, model, grads).unwrap();
+            if !scaler.report().unwrap().skipped {
+                break;
+            }
         }
-        (before, loss(&model).into_scalar::<f32>())
+        device.seed(SEED);
+        (before, fp32(&model))
     }
 
     fn kept(&self, precision: &Precision) -> Vec<KeptBecause> {

@@ -129,7 +129,7 @@ infinite in F16. Beyond the bound nothing is known of them, and `full_precision`
 
 This file is written by a test, which holds every line against measurements: on flex in F16 and
 BF16, on wgpu in F16 and on ndarray with both emulated, outputs and gradients are within rounding of
-FP32, gradients are F32, and twenty AdamW steps lower the loss; `Autocast::run` on the same devices
+FP32, gradients are F32, and an AdamW step lowers the loss; `Autocast::run` on the same devices
 at all these magnitudes where there is a bound, which for attention, gates and recurrent layers ends
 between 1 and 40 in F16, and at 1 or before in BF16. Modules that draw random numbers are compared in
 their inference form, and trained in the other.

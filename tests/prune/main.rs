@@ -44,7 +44,6 @@ mod shrink_constants;
 mod shrink_record;
 mod shrink_resizing;
 mod shrink_whole;
-mod sketch;
 mod solver_brute_force;
 mod solver_budgets;
 mod solver_errors;

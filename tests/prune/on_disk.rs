@@ -13,11 +13,7 @@ use crate::support::{each_device, parameters, tensor, values, with_numbers};
 use crate::tuning;
 
 /// A model whose gradient of an example is the example.
-pub(crate) fn rows_of(
-    config: &FisherConfig,
-    x: &Tensor<2>,
-    device: &Device,
-) -> Result<Fisher, PruneError> {
+fn rows_of(config: &FisherConfig, x: &Tensor<2>, device: &Device) -> Result<Fisher, PruneError> {
     let model = LinearConfig::new(x.dims()[1], 1)
         .with_bias(false)
         .init(device);
@@ -67,10 +63,6 @@ fn every_method_solves_the_same_problem_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let methods = [
         (Method::Chita(ChitaConfig::new()), None),
-        (
-            Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
-            None,
-        ),
         (Method::Chita(ChitaConfig::new()), Some(16)),
         (Method::BackSolve, None),
         (Method::DiagonalFisher, None),

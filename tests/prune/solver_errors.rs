@@ -111,11 +111,10 @@ fn patterns_divide_their_layers() {
 #[test]
 fn numbers_outside_of_their_range_are_named() {
     let half = || SolverConfig::new(Budget::Sparsity(0.5));
-    let chita = |chita| Method::Chita(chita);
     let cases = [
         (
             "expansion",
-            half().with_method(chita(ChitaConfig::new().with_expansion(0.5))),
+            half().with_method(Method::Chita(ChitaConfig::new().with_expansion(0.5))),
         ),
         (
             "block_size",
@@ -127,18 +126,6 @@ fn numbers_outside_of_their_range_are_named() {
         (
             "block_size",
             half().with_method(Method::WoodFisher { block_size: 0 }),
-        ),
-        (
-            "max_exchanges",
-            half()
-                .with_method(chita(ChitaConfig::new().with_max_exchanges(Some(1))))
-                .with_block_size(Some(3)),
-        ),
-        (
-            "max_exchanges",
-            half()
-                .with_method(chita(ChitaConfig::new().with_max_exchanges(None)))
-                .with_pattern(SparsityPattern::Groups(Groups::Outputs)),
         ),
         (
             "pattern",

@@ -1,8 +1,6 @@
 //! Values that are the best on their support, at any ridge.
 
-use burn_lean::prune::{
-    Budget, ChitaConfig, Method, Solution, SolverConfig, problem::Termination, solve,
-};
+use burn_lean::prune::{Budget, ChitaConfig, Method, Solution, SolverConfig, solve};
 
 use crate::reference::Plain;
 use crate::support::{each_device, values};
@@ -73,17 +71,13 @@ fn chita_solves_what_a_back_solve_does_at_a_small_ridge() {
 #[test]
 fn nothing_is_claimed_where_the_ridge_is_lost_in_rounding() {
     each_device(|target| {
-        let exchanges = ChitaConfig::new().with_max_exchanges(None);
-        let config = SolverConfig::new(Budget::Keep(60)).with_method(Method::Chita(exchanges));
+        let config = SolverConfig::new(Budget::Keep(60));
         let solved = |ridge| {
             let problem = plain(30, 100, ridge).problem(&target.device);
             solve(&problem, &config).unwrap()
         };
-        let proven = solved(1e-2);
-        assert_eq!(proven.termination, Termination::ExchangeOptimal);
-        assert!(proven.relative_gap < 1e-2, "{}", proven.relative_gap);
-        let lost = solved(1e-20);
-        assert_ne!(lost.termination, Termination::ExchangeOptimal);
-        assert_eq!(lost.relative_gap, 1.0);
+        let known = solved(1e-2).relative_gap;
+        assert!(known < 1e-2, "{known}");
+        assert_eq!(solved(1e-20).relative_gap, 1.0);
     });
 }

@@ -1,9 +1,8 @@
-//! Bounds on operations: all that fits is kept, and no exchange improves where none is said to.
+//! Bounds on operations: all that fits is kept, and what is kept is nearly always the best.
 
 use burn::tensor::Device;
 use burn_lean::prune::{
-    Budget, ChitaConfig, Groups, LayerKind, Layout, Method, SolverConfig, SparsityPattern,
-    problem::Termination, solve,
+    Budget, ChitaConfig, Groups, LayerKind, Layout, Method, SolverConfig, SparsityPattern, solve,
 };
 
 use crate::reference::Plain;
@@ -25,10 +24,6 @@ fn patterns() -> [(SparsityPattern, Layout); 4] {
         (groups(Groups::Outputs), two([2, 3], [3, 2])),
         (groups(Groups::Inputs), two([2, 3], [3, 2])),
     ]
-}
-
-fn until_optimal() -> Method {
-    Method::Chita(ChitaConfig::new().with_max_exchanges(None))
 }
 
 /// Budgets with and without a count.
@@ -68,7 +63,6 @@ fn allows(config: &SolverConfig, layout: &Layout, support: &[usize]) -> bool {
 
 #[test]
 fn nothing_is_pruned_that_the_operations_have_room_for() {
-    let until_optimal = (until_optimal(), None);
     let methods = [
         (Method::Magnitude, None),
         (Method::DiagonalFisher, None),
@@ -81,14 +75,12 @@ fn nothing_is_pruned_that_the_operations_have_room_for() {
         let plain = plain(seed);
         for (pattern, layout) in patterns() {
             let problem = plain.problem_with(layout.clone(), &Device::flex());
-            let is_grouped = matches!(pattern, SparsityPattern::Groups(_));
-            let units = match is_grouped {
-                true => pattern.groups(&layout).unwrap(),
-                false => (0..12).map(|index| vec![index]).collect(),
+            let units = match pattern {
+                SparsityPattern::Groups(_) => pattern.groups(&layout).unwrap(),
+                _ => (0..12).map(|index| vec![index]).collect(),
             };
-            let single = (!is_grouped).then_some(&until_optimal);
             for budget in budgets() {
-                for (method, block_size) in methods.iter().chain(single) {
+                for (method, block_size) in &methods {
                     let config = SolverConfig::new(budget.clone())
                         .with_pattern(pattern.clone())
                         .with_method(method.clone())
@@ -111,26 +103,19 @@ fn nothing_is_pruned_that_the_operations_have_room_for() {
     }
 }
 
-/// What `ExchangeOptimal` claims, checked by solving every exchange in F64.
+/// Splicing looks at all pairs of so few weights: every exchange that there is room for, solved in F64.
 #[test]
-fn where_the_exchanges_end_none_improves_within_the_operations() {
+fn where_splicing_ends_none_improves_within_the_operations_in_nearly_every_problem() {
     let (mut optimal, mut dearer, mut all) = (0, 0, 0);
     for seed in 0..30 {
         let plain = plain(seed);
         for (pattern, layout) in patterns().into_iter().take(2) {
             let problem = plain.problem_with(layout.clone(), &Device::flex());
             for budget in budgets() {
-                let config = SolverConfig::new(budget)
-                    .with_pattern(pattern.clone())
-                    .with_method(until_optimal());
-                let solution = solve(&problem, &config).unwrap();
-                all += 1;
-                if solution.termination != Termination::ExchangeOptimal {
-                    continue;
-                }
-                optimal += 1;
-                let support = &solution.support;
+                let config = SolverConfig::new(budget).with_pattern(pattern.clone());
+                let support = &solve(&problem, &config).unwrap().support;
                 let own = plain.objective(&plain.back_solve(support));
+                let mut improves = false;
                 for leaves in support {
                     for enters in (0..12).filter(|index| !support.contains(index)) {
                         let mut other = support.clone();
@@ -143,12 +128,11 @@ fn where_the_exchanges_end_none_improves_within_the_operations() {
                         dearer += usize::from(cost(enters) > cost(*leaves));
                         let objective = plain.objective(&plain.back_solve(&other));
                         // The search stops below improvements of 1e-6 of the objective.
-                        assert!(
-                            objective >= own * (1.0 - 2e-6),
-                            "seed {seed}, {config:?}: {leaves} for {enters}"
-                        );
+                        improves |= objective < own * (1.0 - 2e-6);
                     }
                 }
+                all += 1;
+                optimal += usize::from(!improves);
             }
         }
     }
@@ -180,7 +164,7 @@ fn the_best_of_all_supports_within_the_operations_is_found_in_most_small_problem
             kept,
             sparsity: None,
         };
-        let config = SolverConfig::new(budget).with_method(until_optimal());
+        let config = SolverConfig::new(budget);
         let problem = plain.problem_with(layout.clone(), &Device::flex());
         let support = solve(&problem, &config).unwrap().support;
         let own = plain.objective(&plain.back_solve(&support));

@@ -60,19 +60,16 @@ fn both_forms_of_the_back_solve_reach_the_minimum_on_both_sides_of_k_equal_n() {
 }
 
 #[test]
-fn each_exchange_lowers_the_objective() {
+fn each_splice_lowers_the_objective() {
     for seed in 0..4 {
         let plain = Plain::random(200 + seed, 15, 60);
-        // Splicing would leave nothing to exchange.
-        let chita = ChitaConfig::new()
-            .with_stages(0)
-            .with_max_splices(0)
-            .with_max_exchanges(None);
+        // Stages would leave less to splice.
+        let chita = ChitaConfig::new().with_stages(0);
         let config = SolverConfig::new(Budget::Keep(15)).with_method(Method::Chita(chita));
         each_device(|target| {
             let solution = solve(&plain.problem(&target.device), &config).unwrap();
-            let exchanges = solution.trace.iter().filter(|at| at.step == Step::Exchange);
-            assert!(exchanges.count() > 0, "seed {seed}: nothing to exchange");
+            let splices = solution.trace.iter().filter(|at| at.step == Step::Splice);
+            assert!(splices.count() > 0, "seed {seed}: nothing to splice");
             for pair in solution.trace.windows(2) {
                 let rise = pair[1].objective - pair[0].objective;
                 assert!(
@@ -203,7 +200,7 @@ fn tempering_is_the_problem_of_shorter_and_longer_gradients() {
         for method in [
             Method::DiagonalFisher,
             Method::WoodFisher { block_size: 8 },
-            Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
+            Method::Chita(ChitaConfig::new()),
         ] {
             let config = SolverConfig::new(Budget::Keep(10)).with_method(method);
             let found = solve(&tempered, &config).unwrap();

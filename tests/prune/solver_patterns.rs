@@ -31,7 +31,6 @@ fn methods() -> Vec<Method> {
         Method::Magnitude,
         Method::WoodFisher { block_size: 16 },
         Method::Chita(ChitaConfig::new()),
-        Method::Chita(ChitaConfig::new().with_max_exchanges(None)),
     ]
 }
 
@@ -83,9 +82,7 @@ proptest! {
             let pattern = SparsityPattern::Groups(groups);
             let sets = pattern.groups(&layout()).unwrap();
             prop_assert_eq!(sets.iter().map(Vec::len).sum::<usize>(), layout().len());
-            // Groups have no single exchanges.
-            let exchanges = Method::Chita(ChitaConfig::new().with_max_exchanges(None));
-            for method in methods().into_iter().filter(|method| *method != exchanges) {
+            for method in methods() {
                 let config = SolverConfig::new(budget.clone()).with_pattern(pattern.clone());
                 let support = solve(&problem(seed), &config.with_method(method)).unwrap().support;
                 prop_assert!(support.len() <= layout().len() / 2);
@@ -198,7 +195,7 @@ fn a_bound_on_operations_moves_weights_to_where_they_are_cheap() {
 
 /// All choices of 2 of 4 in three blocks: 216 supports.
 #[test]
-fn exchanges_within_blocks_come_near_the_best_of_all_patterned_supports() {
+fn splicing_within_blocks_comes_near_the_best_of_all_patterned_supports() {
     let mut layout = Layout::new();
     layout.push("fc.weight", [4, 3], LayerKind::Linear, 2.0);
     let pattern = SparsityPattern::NM { n: 2, m: 4 };
@@ -217,9 +214,8 @@ fn exchanges_within_blocks_come_near_the_best_of_all_patterned_supports() {
             best = best.min(plain.objective(&plain.back_solve(&support)));
         }
         let problem = plain.problem_with(layout.clone(), &Device::flex());
-        let chita = Method::Chita(ChitaConfig::new().with_max_exchanges(None));
         let config = SolverConfig::new(Budget::Pattern).with_pattern(pattern.clone());
-        let solution = solve(&problem, &config.with_method(chita)).unwrap();
+        let solution = solve(&problem, &config).unwrap();
         let own = plain.objective(&plain.back_solve(&solution.support));
         assert!(own <= 1.5 * best, "seed {seed}: {own} instead of {best}");
         found += usize::from(own <= best * (1.0 + 1e-6));

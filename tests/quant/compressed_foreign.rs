@@ -9,7 +9,7 @@ use burn_lean::quant::{
     NumberFormat, Override, QatConfig, QuantError, WeightConfig,
     deploy::{load_compressed_tensors, save_compressed_tensors},
     quantized_weights,
-    rounding::set_weight_scales,
+    rounding::set_weight_qparams,
 };
 use safetensors::tensor::SafeTensors;
 use serde_json::{Value, json};
@@ -115,8 +115,8 @@ fn the_lowest_integer_asks_for_a_format_that_has_it() {
         config.prepare(linear.clone()).unwrap()
     };
     let whole = || prepared(NumberFormat::int8());
-    let scales = HashMap::from([("weight".to_string(), vec![1.0])]);
-    let model = set_weight_scales(whole(), &scales).unwrap();
+    let scales = HashMap::from([("weight".to_string(), vec![1.0_f32].into())]);
+    let model = set_weight_qparams(whole(), &scales).unwrap();
     save_compressed_tensors(&model, &path).unwrap();
     let loaded = load_compressed_tensors(whole(), &path).unwrap();
     assert_eq!(quantized_weights(&loaded).unwrap()[0].1.codes(), [-128, 3]);

@@ -11,11 +11,11 @@ use burn_lean::quant::{
     FakeQuantizeConfig, ForwardQ, Learned, NumberFormat, ObserverConfig, PtqConfig, QatConfig,
     QuantError, QuantizedForward, Scheme, Site, load_safetensors, quantizers, save_safetensors,
 };
-use burn_lean::reparam::sealed::seal;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::convert::{Net, full, prepared, samples};
+use crate::files::sealed;
 use crate::support::{each_device, scratch, tensor, values, with_numbers};
 
 /// Affine codes of 8 bits.
@@ -35,8 +35,7 @@ fn metadata(bytes: &[u8]) -> (HashMap<String, String>, BTreeMap<String, Value>) 
 
 /// The file with other metadata.
 fn with(bytes: &[u8], metadata: HashMap<String, String>) -> Vec<u8> {
-    let found = SafeTensors::deserialize(bytes).unwrap();
-    seal(found.tensors(), metadata).unwrap()
+    sealed(&SafeTensors::deserialize(bytes).unwrap(), metadata)
 }
 
 fn load(config: &QatConfig, path: &Path, device: &Device) -> Result<Net, QuantError> {

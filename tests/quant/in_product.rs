@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_lean::quant::{
     ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, QatConfig, Unsupported,
@@ -155,32 +155,6 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
         let expected = values(prepared.conv.forward(image()));
         assert_eq!(values(converted.conv.forward(image())), expected);
         assert_close(&values(converted.conv.forward_q(image())), &expected);
-    });
-}
-
-#[test]
-fn a_convolution_gives_what_it_gave_before_whether_it_multiplies_by_codes_or_not() {
-    each_device(|target| {
-        let convolution = |groups| {
-            let config = Conv2dConfig::new([32, 32], [3, 3]).with_padding(PaddingConfig2d::Same);
-            with_numbers(config.with_groups(groups).init(&target.device), 3)
-        };
-        for groups in [1, 2, 32] {
-            let (prepared, converted, report) =
-                converted(convolution(groups), WeightConfig::int(8));
-            let weight = &report.weights[0];
-            match weight.dequantize {
-                Dequantize::InProduct => assert!(has_kernels(target), "{report}"),
-                _ => assert!(weight.why_once.is_some(), "{report}"),
-            }
-            let prepared = prepared.valid();
-            for batch in [1, 3] {
-                let x = tensor::<4>(batch as u64, [batch, 32, 7, 5], &target.device);
-                let expected = values(prepared.forward(x.clone()));
-                assert_close(&values(converted.forward(x.clone())), &expected);
-                assert_close(&values(converted.forward_q(x)), &expected);
-            }
-        }
     });
 }
 

@@ -9,7 +9,7 @@ use burn_lean::quant::{
     ConvertConfig, ForwardQ, GptqConfig, Learned, Mapping, NumberFormat, ObserverConfig, PtqConfig,
     PtqMode, QatConfig, QuantError, Rounding, RoundingConfig, Unsupported, WeightConfig,
     WeightQuantizer,
-    module::{InputStatistics, LayerInputs, patches, patches_1d},
+    module::{InputStatistics, LayerInputs},
     quantized_weights,
     rounding::{AdaRoundConfig, RoundedWeight, WeightGrid, adaround, gptq},
 };
@@ -367,9 +367,23 @@ fn bias_correction_keeps_the_mean_output() {
     });
 }
 
+/// The mean outputs of a convolution with such a weight, from the inputs that were collected of it.
+fn mean_outputs(inputs: &LayerInputs, weight: &[f32]) -> Vec<f32> {
+    let groups = inputs.of("weight").unwrap();
+    let of_group = |(group, weight): (&InputStatistics, &[f32])| -> Vec<f32> {
+        let mean = group.mean();
+        let of_output = |row: &[f32]| row.iter().zip(&mean).map(|(w, x)| w * x).sum::<f32>();
+        weight.chunks(mean.len()).map(of_output).collect()
+    };
+    let weights = weight.chunks(weight.len() / groups.len());
+    groups.iter().zip(weights).flat_map(of_group).collect()
+}
+
 #[test]
-fn patches_times_the_weight_are_the_convolution() {
+fn a_convolution_of_its_mean_inputs_is_its_mean_output() {
     on_each(|device| {
+        let config = QatConfig::new().with_activation(None);
+        let mean = |y: Tensor<3>| values(y.swap_dims(0, 1).flatten::<2>(1, 2).mean_dim(1));
         for padding in [
             PaddingConfig2d::Valid,
             PaddingConfig2d::Same,
@@ -382,33 +396,14 @@ fn patches_times_the_weight_are_the_convolution() {
                 .with_bias(false)
                 .init(device);
             let x = tensor::<4>(3, [2, 4, 7, 6], device);
-            let expected = conv.forward(x.clone());
-            let [batch, channels, height, width] = expected.dims();
-            let nothing = patches(&conv, Tensor::zeros([0, 4, 7, 6], device));
-            assert_eq!(nothing[1].dims(), [0, 12]);
-            let weight = conv.weight.val();
-            let products = patches(&conv, x)
-                .into_iter()
-                .enumerate()
-                .map(|(group, patches)| {
-                    let weight = weight
-                        .clone()
-                        .narrow(0, group * 3, 3)
-                        .reshape([3, 2 * 3 * 2]);
-                    let product = patches.matmul(weight.transpose());
-                    product.reshape([batch, height * width, 3]).swap_dims(1, 2)
-                });
-            let found =
-                Tensor::cat(products.collect(), 1).reshape([batch, channels, height, width]);
+            let expected = mean(conv.forward(x.clone()).flatten(2, 3));
+            let weight = values(conv.weight.val());
+            let conv: Conv2d = config.prepare(conv).unwrap();
+            let inputs = LayerInputs::collect(&conv, |conv| drop(conv.forward_q(x)));
+            let found = mean_outputs(&inputs.unwrap(), &weight);
             // Twelve products below 1.
-            assert_near!(values(found).iter(), values(expected), 1e-5);
+            assert_near!(found.iter(), expected, 1e-5);
         }
-    });
-}
-
-#[test]
-fn patches_of_a_sequence_times_the_weight_are_the_convolution() {
-    on_each(|device| {
         for padding in [
             PaddingConfig1d::Valid,
             PaddingConfig1d::Same,
@@ -422,21 +417,13 @@ fn patches_of_a_sequence_times_the_weight_are_the_convolution() {
                 .with_bias(false)
                 .init(device);
             let x = tensor::<3>(3, [2, 4, 9], device);
-            let expected = conv.forward(x.clone());
-            let [batch, channels, length] = expected.dims();
-            let weight = conv.weight.val();
-            let products = patches_1d(&conv, x)
-                .into_iter()
-                .enumerate()
-                .map(|(group, patches)| {
-                    let weight = weight.clone().narrow(0, group * 3, 3);
-                    let product = patches.matmul(weight.reshape([3, 2 * 3]).transpose());
-                    product.reshape([batch, length, 3]).swap_dims(1, 2)
-                });
-            let found = Tensor::cat(products.collect(), 1);
-            assert_eq!(found.dims(), [batch, channels, length]);
+            let expected = mean(conv.forward(x.clone()));
+            let weight = values(conv.weight.val());
+            let conv: Conv1d = config.prepare(conv).unwrap();
+            let inputs = LayerInputs::collect(&conv, |conv| drop(conv.forward_q(x)));
+            let found = mean_outputs(&inputs.unwrap(), &weight);
             // Six products below 1.
-            assert_near!(values(found).iter(), values(expected), 1e-5);
+            assert_near!(found.iter(), expected, 1e-5);
         }
     });
 }

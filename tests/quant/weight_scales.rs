@@ -7,8 +7,10 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, TensorData};
 use burn_lean::quant::{
     ConvertConfig, ForwardQ, Mapping, NumberFormat, ObserverConfig, QatConfig, QuantError,
-    WeightConfig, WeightGranularity, WeightQuantizer, load_record, qat::merge_observers,
-    quantized_weights, rounding::set_weight_scales,
+    WeightConfig, WeightGranularity, WeightQuantizer, load_record,
+    qat::merge_observers,
+    quantized_weights,
+    rounding::{GroupParams, set_weight_qparams},
 };
 
 use crate::support::{on_each, on_tracked, tensor, values, with_numbers};
@@ -36,8 +38,8 @@ fn awkward() -> Vec<f32> {
     scales
 }
 
-fn of(path: &str, scales: Vec<f32>) -> HashMap<String, Vec<f32>> {
-    HashMap::from([(path.to_string(), scales)])
+fn of(path: &str, scales: Vec<f32>) -> HashMap<String, GroupParams> {
+    HashMap::from([(path.to_string(), scales.into())])
 }
 
 #[test]
@@ -45,7 +47,7 @@ fn scales_are_kept_bit_by_bit_through_records_and_conversion() {
     on_each(|device| {
         let scales = awkward();
         let prepared = config().prepare(linear(device)).unwrap();
-        let model = set_weight_scales(prepared, &of("weight", scales.clone())).unwrap();
+        let model = set_weight_qparams(prepared, &of("weight", scales.clone())).unwrap();
         let fake = values(model.weight.val());
         let fresh = config().prepare(linear(device)).unwrap();
         let loaded = load_record(fresh, model.clone().into_record()).unwrap();
@@ -74,7 +76,7 @@ fn scales_of_weights_stay_in_training_whatever_their_observer() {
             .with_format(NumberFormat::int(4))
             .with_observer(ObserverConfig::MinMax);
         let prepared = config().with_weight(weight).prepare(linear).unwrap();
-        let model = set_weight_scales(prepared, &of("weight", vec![0.1; 2])).unwrap();
+        let model = set_weight_qparams(prepared, &of("weight", vec![0.1; 2])).unwrap();
         let scales = |model: &Linear| {
             let quantizer = WeightQuantizer::of(&model.weight).unwrap();
             values(quantizer.weight.qparams().unwrap().scale)
@@ -93,7 +95,7 @@ fn what_does_not_fit_is_refused_with_the_model_as_it_was() {
     let refused = |config: QatConfig, path: &str, scales: Vec<f32>| {
         let model = config.prepare(linear(&device)).unwrap();
         let before = values(model.weight.val());
-        let (model, error) = set_weight_scales(model, &of(path, scales))
+        let (model, error) = set_weight_qparams(model, &of(path, scales))
             .unwrap_err()
             .into_parts();
         assert_eq!(values(model.weight.val()), before);

@@ -11,5 +11,5 @@ pub(crate) mod weight_cast;
 pub use config::{AutocastConfig, MasterWeight};
 pub use half::materialize_half;
 pub use precision::{KeptBecause, ParameterPrecision, parameter_precision};
-pub use region::{Autocast, full_precision, region_dtype, to_region};
+pub use region::{Autocast, full_precision, to_region};
 pub use run::AssignedOperation;

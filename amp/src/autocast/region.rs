@@ -23,33 +23,6 @@ pub(crate) fn current() -> Option<Compute> {
     REGION.get()
 }
 
-/// The dtype that float tensors have in the autocast region this thread is in; `None` outside of
-/// one, and in [`full_precision`].
-///
-/// For a model that makes tensors of its own in its forward pass; [`to_region`] casts them. Where
-/// half precision is emulated, tensors are F32, and so is this.
-///
-/// ```
-/// use burn::nn::LinearConfig;
-/// use burn::tensor::{Device, FloatDType};
-/// use burn_lean_amp::{AutocastConfig, full_precision, region_dtype};
-///
-/// let model = LinearConfig::new(4, 2).init(&Device::flex());
-/// let (_, autocast) = AutocastConfig::new(FloatDType::BF16).prepare(model)?;
-/// autocast.forward((), |()| {
-///     assert_eq!(region_dtype(), Some(FloatDType::BF16));
-///     full_precision((), |()| assert_eq!(region_dtype(), None));
-/// });
-/// assert_eq!(region_dtype(), None);
-/// # Ok::<(), burn_lean_amp::AmpError>(())
-/// ```
-pub fn region_dtype() -> Option<FloatDType> {
-    current().map(|compute| match compute.emulated {
-        true => FloatDType::F32,
-        false => compute.dtype,
-    })
-}
-
 /// A value that the model made itself, as the autocast region this thread is in needs it; unchanged
 /// outside of one, and in [`full_precision`].
 ///

@@ -5,16 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{DType, Device, FloatDType};
-use burn_lean_graph::hooks::{acts_in_recordings, frozen, is_recorded_on};
+use burn_lean_graph::hooks::{acts_in_recordings, frozen};
 use burn_lean_graph::{
-    Arithmetic, AsRecorded, GraphError, Halves, Precision, Tensors, input_device, model_device,
-    record_halves,
+    Arithmetic, AsRecorded, BackendKind, GraphError, Halves, Precision, Tensors, input_device,
+    is_recorded, model_device, record_halves,
 };
 
 use crate::autocast::config::resolve;
 use crate::autocast::lists::{Except, OnDevice};
 use crate::autocast::region::Entered;
-use crate::device::backend_name;
 use crate::device::compute::Compute;
 use crate::{AmpError, Autocast, Fallback};
 
@@ -341,12 +340,6 @@ impl Resolved {
     }
 }
 
-/// Whether this is a part of a forward pass that somebody records.
-fn is_recorded<M: Module, I: Tensors>(model: &M, input: &I) -> bool {
-    let device = model_device(model).or_else(|| input_device(input));
-    device.is_some_and(|device| is_recorded_on(&device))
-}
-
 /// Where a model is; where it has no parameters, its input.
 fn devices_of<M: Module, I: Tensors>(model: &M, input: &I) -> Vec<Device> {
     let devices = model.devices();
@@ -381,8 +374,8 @@ fn arithmetic(compute: Compute, device: &Device) -> Arithmetic {
         return Arithmetic::Emulated;
     }
     // Burn's CPU backend converts each half number in software, again for each of its uses.
-    match backend_name(device).contains("flex") {
-        true => Arithmetic::Widened,
-        false => Arithmetic::Native,
+    match BackendKind::of(device) {
+        BackendKind::Flex => Arithmetic::Widened,
+        _ => Arithmetic::Native,
     }
 }

@@ -48,11 +48,9 @@ impl<S: 'static, const D: usize> Kept<S, D> {
     /// With moments in `dtype`: those of F64 parameters, say, whose record was loaded into F32 ones.
     fn cast(mut self, dtype: DType) -> Self {
         let state: &mut dyn Any = &mut self.0;
-        let moments = match state.is::<AdamState<D>>() {
-            true => state
-                .downcast_mut::<AdamState<D>>()
-                .map(|state| &mut state.momentum),
-            false => state
+        let moments = match state.downcast_mut::<AdamState<D>>() {
+            Some(state) => Some(&mut state.momentum),
+            None => state
                 .downcast_mut::<AdamWState<D>>()
                 .map(|state| &mut state.momentum),
         };

@@ -9,7 +9,7 @@ use burn::tensor::{Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-pub(crate) use names::{backend_name, device_name, is_cubecl};
+pub(crate) use names::{device_name, is_cubecl};
 
 /// What to do where a device cannot compute in the requested dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{FloatDType, Int, Tensor};
-use burn_lean_reparam::{FloatVisitor, own_copy};
+use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use burn_lean_reparam::{FloatVisitor, own_copy, reductions};
 use serde::{Deserialize, Serialize};
 
-use super::overflow::non_finite;
 use crate::AmpError;
 use crate::gradients::{Reads, check_loss, visit_once};
 
@@ -24,7 +23,7 @@ pub struct ParameterGradient {
     pub zeros: usize,
     /// Elements that are infinite or NaN.
     pub non_finite: usize,
-    /// Largest finite magnitude.
+    /// Largest finite magnitude; 0 where no element is finite.
     pub largest_finite: f32,
 }
 
@@ -41,43 +40,76 @@ pub fn inspect_gradients<M: Module>(
     model: &M,
     grads: &GradientsParams,
 ) -> Result<Vec<ParameterGradient>, AmpError> {
-    let mut visitor = Count {
-        grads,
-        found: Vec::new(),
-    };
-    visit_once(model, &mut visitor);
-    let mut reads = Reads::default();
-    for (_, _, counts, largest) in &visitor.found {
-        for count in counts {
-            reads.register(count.clone());
-        }
-        reads.register(largest.clone());
-    }
-    let data = reads.wait()?;
-    let count = |index: usize| data[index].iter::<i64>().next().unwrap_or(0) as usize;
-    Ok(visitor
-        .found
-        .iter()
-        .enumerate()
-        .map(|(i, (path, elements, ..))| ParameterGradient {
-            path: path.clone(),
-            elements: *elements,
-            zeros: count(3 * i),
-            non_finite: count(3 * i + 1),
-            largest_finite: data[3 * i + 2].iter::<f32>().next().unwrap_or(0.0),
-        })
-        .collect())
+    Described::of(model, grads, None).read()
 }
 
-type Counted = (String, usize, [Tensor<1, Int>; 2], Tensor<1>);
+/// What there is to say of gradients, on the device.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Described(Vec<Counted>);
+
+#[derive(Debug, Clone)]
+struct Counted {
+    path: String,
+    elements: usize,
+    zeros: Tensor<1, Int>,
+    non_finite: Tensor<1, Int>,
+    largest_finite: Tensor<1>,
+}
+
+impl Described {
+    /// Describes all gradients, or those at the paths `only`; nothing is read.
+    pub(crate) fn of<M: Module>(
+        model: &M,
+        grads: &GradientsParams,
+        only: Option<&[String]>,
+    ) -> Self {
+        if only.is_some_and(|only| only.is_empty()) {
+            return Self::default();
+        }
+        let mut visitor = Count {
+            grads,
+            only,
+            found: Vec::new(),
+        };
+        visit_once(model, &mut visitor);
+        Self(visitor.found)
+    }
+
+    /// Reads from the device (once).
+    pub(crate) fn read(&self) -> Result<Vec<ParameterGradient>, AmpError> {
+        let mut reads = Reads::default();
+        for found in &self.0 {
+            reads.register(found.zeros.clone());
+            reads.register(found.non_finite.clone());
+            reads.register(found.largest_finite.clone());
+        }
+        let data = reads.wait()?;
+        let count = |data: &TensorData| data.iter::<i64>().next().unwrap_or(0) as usize;
+        let read = self.0.iter().zip(data.chunks_exact(3));
+        let read = read.map(|(found, data)| ParameterGradient {
+            path: found.path.clone(),
+            elements: found.elements,
+            zeros: count(&data[0]),
+            non_finite: count(&data[1]),
+            largest_finite: data[2].iter::<f32>().next().unwrap_or(0.0),
+        });
+        Ok(read.collect())
+    }
+}
 
 struct Count<'a> {
     grads: &'a GradientsParams,
+    only: Option<&'a [String]>,
     found: Vec<Counted>,
 }
 
 impl FloatVisitor for Count<'_> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if let Some(only) = self.only
+            && !only.iter().any(|wanted| wanted == path)
+        {
+            return;
+        }
         let Some(grad) = self.grads.get::<D>(param.id) else {
             return;
         };
@@ -85,10 +117,14 @@ impl FloatVisitor for Count<'_> {
         if elements == 0 {
             return;
         }
-        let zeros = grad.clone().equal_elem(0.0).int().sum();
-        let (non_finite, largest) = non_finite(grad);
-        self.found
-            .push((path.to_string(), elements, [zeros, non_finite], largest));
+        let bad = grad.clone().is_finite().bool_not();
+        self.found.push(Counted {
+            path: path.to_string(),
+            elements,
+            zeros: grad.clone().equal_elem(0.0).int().sum(),
+            non_finite: bad.clone().int().sum(),
+            largest_finite: reductions::max(grad.mask_fill(bad, 0.0).abs()),
+        });
     }
 }
 

@@ -10,10 +10,11 @@ mod unscale;
 mod unscaled;
 mod walk;
 
+pub(crate) use forensics::Described;
 pub use forensics::{ParameterGradient, ScaleCalibration, calibrate_scale, inspect_gradients};
 pub(crate) use norm::check_max_norm;
 pub(crate) use one_pass::{Look, finite};
-pub(crate) use overflow::{OverflowingParameter, describe_overflow, overflowing};
+pub(crate) use overflow::overflowing;
 pub(crate) use reads::{Reads, read};
 pub(crate) use seen::Place;
 pub(crate) use unscale::{InverseScale, unscale};

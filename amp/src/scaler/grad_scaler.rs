@@ -8,7 +8,7 @@ use burn::tensor::{FloatDType, Tensor};
 use burn_lean_graph::hooks::step_taken;
 use burn_lean_reparam::Rejected;
 
-use crate::gradients::{self, InverseScale, Look, Unscaled};
+use crate::gradients::{self, Described, InverseScale, Look, Unscaled};
 use crate::scaler::report::{Overflow, SkipCause, StepReport};
 use crate::scaler::running_statistics::RunningStatistics;
 use crate::scaler::verdict::{Reading, Verdict};
@@ -448,7 +448,7 @@ impl GradScaler {
         unscaled: &Unscaled,
         verdict: Verdict,
     ) -> bool {
-        let described = gradients::describe_overflow(model, &unscaled.grads, &verdict.overflowing);
+        let described = Described::of(model, &unscaled.grads, Some(&verdict.overflowing));
         let taken = self.record_verdict(verdict);
         if let Some(overflow) = self
             .report
@@ -470,7 +470,7 @@ impl GradScaler {
             .map(|cause| Overflow {
                 cause,
                 paths: verdict.overflowing,
-                details: Vec::new(),
+                details: Described::default(),
             });
         if let Some(overflow) = &overflow {
             tracing::warn!(

@@ -11,7 +11,7 @@ pub(crate) mod verdict;
 pub use grad_scaler::{GradScaler, GradScalerConfig};
 pub use loss_scale::{DynamicLossScale, LossScale, LossScaleState};
 pub use record::GradScalerRecord;
-pub use report::{Overflow, ParameterOverflow, SkipCause, StepReport};
+pub use report::{Overflow, SkipCause, StepReport};
 pub use speculative::Speculative;
 #[cfg(feature = "train")]
 pub(crate) use speculative::changed;

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::AmpError;
-use crate::gradients::{OverflowingParameter, Reads};
+use crate::gradients::{Described, ParameterGradient};
 
 /// Outcome of one optimizer step under a [`GradScaler`](crate::GradScaler).
 #[derive(Debug, Clone)]
@@ -72,20 +72,7 @@ pub struct Overflow {
     pub cause: SkipCause,
     pub(crate) paths: Vec<String>,
     /// Described on the device while the gradients were at hand.
-    pub(crate) details: Vec<OverflowingParameter>,
-}
-
-/// The non-finite gradient of one parameter.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ParameterOverflow {
-    /// Path of the parameter.
-    pub path: String,
-    /// Elements that are infinite or NaN.
-    pub non_finite: usize,
-    /// All elements.
-    pub elements: usize,
-    /// Largest finite magnitude, unscaled; 0 where no element is finite.
-    pub largest_finite: f32,
+    pub(crate) details: Described,
 }
 
 impl Overflow {
@@ -99,7 +86,7 @@ impl Overflow {
         self.paths.iter().map(String::as_str)
     }
 
-    /// How many elements of each gradient are not finite, and the largest that is.
+    /// How many elements of each gradient, unscaled, are not finite, and the largest that is.
     ///
     /// This reads from the device (once); nothing is read for it unless you call it. Empty under
     /// [`Speculative`](crate::Speculative), which has let go of the gradients by then.
@@ -107,23 +94,7 @@ impl Overflow {
     /// # Errors
     ///
     /// [`AmpError::Device`] when the read fails.
-    pub fn inspect(&self) -> Result<Vec<ParameterOverflow>, AmpError> {
-        let mut reads = Reads::default();
-        for found in &self.details {
-            reads.register(found.non_finite.clone());
-            reads.register(found.largest_finite.clone());
-        }
-        let data = reads.wait()?;
-        Ok(self
-            .details
-            .iter()
-            .zip(data.chunks_exact(2))
-            .map(|(found, pair)| ParameterOverflow {
-                path: found.path.clone(),
-                non_finite: pair[0].iter::<i64>().next().unwrap_or(0) as usize,
-                elements: found.elements,
-                largest_finite: pair[1].iter::<f32>().next().unwrap_or(0.0),
-            })
-            .collect())
+    pub fn inspect(&self) -> Result<Vec<ParameterGradient>, AmpError> {
+        self.details.read()
     }
 }

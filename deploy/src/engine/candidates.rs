@@ -13,7 +13,7 @@ use super::pools::Pools;
 use super::program::Program;
 use super::report::{SparseLayer, SparseOutcome};
 use super::values::{given, results};
-use crate::{DeployError, Execution, Exported, LayerReport, OnnxModel};
+use crate::{DeployError, Execution, Exported, OnnxModel};
 
 /// A way to run a model.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Candidate {
     /// How many layers are computed in integers.
     pub(super) fn integers(&self) -> usize {
         let layers = self.exported.layers.iter();
-        layers.filter(|layer| is_integer(layer)).count()
+        layers.filter(|layer| layer.is_integer()).count()
     }
 
     pub(super) fn name(&self) -> String {
@@ -175,11 +175,4 @@ pub(super) fn evaluate<O: Tensors>(
         },
         error => error.into(),
     })
-}
-
-pub(super) fn is_integer(layer: &LayerReport) -> bool {
-    matches!(
-        layer.execution,
-        Execution::Integer | Execution::WeightsInteger
-    )
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use burn_lean_graph::{Recording, Tensors};
 
-use super::candidates::{Candidate, Kind, is_integer};
+use super::candidates::{Candidate, Kind};
 use super::example::Example;
 use super::measure::{Samples, pick, sample};
 use super::pools::Pools;
@@ -262,7 +262,7 @@ pub(super) fn choose<O: Tensors>(
 /// Says of layers that could be integers why they are not.
 fn explain(layers: &mut [LayerReport], integer: &[LayerReport], best: Duration, time: Duration) {
     for (layer, other) in layers.iter_mut().zip(integer) {
-        layer.reason = match is_integer(other) {
+        layer.reason = match other.is_integer() {
             true => Some(format!(
                 "the model takes {best:.1?} in floats, {time:.1?} with integers"
             )),

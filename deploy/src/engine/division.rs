@@ -215,18 +215,18 @@ impl Divisions {
         }
         let erf = uses.sole(&node.outputs[0], "Erf")?;
         let sum = uses.sole(&erf.outputs[0], "Add")?;
-        if !is(other(sum, &erf.outputs[0])?, 1.0) {
+        if !is(sum.other(&erf.outputs[0])?, 1.0) {
             return None;
         }
         let product = uses.sole(&sum.outputs[0], "Mul")?;
-        let factor = other(product, &sum.outputs[0])?;
+        let factor = product.other(&sum.outputs[0])?;
         if factor != x && !is(factor, 0.5) {
             // Of x and a half before.
             let half = uses.made(factor).filter(|half| half.operator == "Mul")?;
-            return Some(is(other(half, x)?, 0.5) && uses.sole(factor, "Mul").is_some());
+            return Some(is(half.other(x)?, 0.5) && uses.sole(factor, "Mul").is_some());
         }
         let last = uses.sole(&product.outputs[0], "Mul")?;
-        let left = other(last, &product.outputs[0])?;
+        let left = last.other(&product.outputs[0])?;
         Some(match factor == x {
             true => is(left, 0.5),
             false => left == x,
@@ -239,15 +239,6 @@ fn has_good_inverse(number: f32) -> bool {
     const FRACTION: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
     let is_power = number.is_normal() && number.to_bits() & FRACTION == 0;
     is_power || number == 0.0 || !number.is_finite()
-}
-
-/// The operand of a node that is not this one.
-fn other<'a>(node: &'a OnnxNode, name: &str) -> Option<&'a str> {
-    match &node.inputs[..] {
-        [a, b] if a == name => Some(b),
-        [a, b] if b == name => Some(a),
-        _ => None,
-    }
 }
 
 /// Which nodes make and read which values.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::LayerReport;
 use crate::engine::Backend;
-use crate::{Execution, LayerReport};
 
 /// A way to run the model, and how long a run took when the engine was compiled.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -111,13 +111,7 @@ pub struct EngineReport {
 impl EngineReport {
     /// Whether some layer computes in integers.
     pub fn is_integer(&self) -> bool {
-        let integer = |layer: &LayerReport| {
-            matches!(
-                layer.execution,
-                Execution::Integer | Execution::WeightsInteger
-            )
-        };
-        self.layers.iter().any(integer)
+        self.layers.iter().any(LayerReport::is_integer)
     }
 }
 

@@ -3,11 +3,10 @@
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, get_device_settings};
 use burn::tensor::{DType, Element, TensorData};
-use burn_lean_graph::{TensorMapper, Tensors};
+use burn_lean_graph::{TensorMapper, Tensors, host};
 use rten::Value;
 use rten_tensor::{Tensor, prelude::*};
 
-use crate::export::data;
 use crate::{DeployError, ElementType, ValueInfo};
 
 /// Inputs as the engine takes them.
@@ -62,8 +61,9 @@ impl TensorMapper for Reader {
 
 /// A tensor of any dtype and rank, read to the host.
 pub(crate) fn read(tensor: DispatchTensor) -> Result<Value, DeployError> {
-    let data = data::read(tensor);
-    let value = data.map_err(|error| error.to_string()).and_then(to_value);
+    let value = host(tensor)
+        .map_err(|error| error.to_string())
+        .and_then(to_value);
     value.map_err(|reason| DeployError::Run { reason })
 }
 

@@ -4,7 +4,7 @@ use burn_lean_graph::Tensors;
 use burn_lean_kernels::Storage;
 use burn_lean_reparam::catch_quietly;
 
-use super::candidates::{Candidate, Way, is_integer};
+use super::candidates::{Candidate, Way};
 use super::example::Example;
 use super::integers::check_integers;
 use super::own::{Keep, Runner};
@@ -106,7 +106,7 @@ impl<'a, O: Tensors> Forms<'a, O> {
         let (mut integer, mut reasons) = (None, None);
         if config.arithmetic != Arithmetic::Float {
             let written = export.write(&weights, Form::Integer, own_limits())?;
-            match written.layers.iter().any(is_integer) {
+            match written.layers.iter().any(LayerReport::is_integer) {
                 true => integer = Some(written),
                 // The same model, with the reasons why.
                 false => reasons = Some(written.layers),
@@ -234,7 +234,7 @@ impl Ways<'_> {
         }
         // Weights alone it dequantizes in every run.
         let pays = |layer: &LayerReport| match forced {
-            true => is_integer(layer),
+            true => layer.is_integer(),
             false => matches!(layer.execution, Execution::Integer),
         };
         if written.layers.iter().any(pays) {

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use burn::backend::ir::TensorIr;
-use burn::backend::{DispatchTensor, ExecutionError, TensorMetadata};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, TensorData};
+use burn_lean_graph::host;
 
 use crate::{DeployError, ElementType};
 
@@ -42,7 +43,7 @@ impl HostTensor {
     fn read(&self) -> Result<Cow<'_, TensorData>, DeployError> {
         match &self.values {
             Values::Host(data) => Ok(Cow::Borrowed(data)),
-            Values::Device(tensor) => match read(tensor.as_ref().clone()) {
+            Values::Device(tensor) => match host(tensor.as_ref().clone()) {
                 Ok(data) => Ok(Cow::Owned(data)),
                 Err(error) => Err(DeployError::Run {
                     reason: format!("a constant could not be read from its device: {error}"),
@@ -91,18 +92,5 @@ pub(crate) fn check_scaled(tensor: &TensorIr, what: &str) -> Result<(), DeployEr
             what: format!("quantized {what}"),
             dtype: format!("{:?}", tensor.dtype),
         }),
-    }
-}
-
-/// A tensor of any dtype and rank, read to the host.
-pub(crate) fn read(tensor: DispatchTensor) -> Result<TensorData, ExecutionError> {
-    let dtype = tensor.dtype();
-    // A dispatch tensor knows its shape; the rank of the wrapper is of no interest.
-    if dtype.is_bool() {
-        Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()
-    } else if dtype.is_float() {
-        Tensor::<1>::from_dispatch(tensor).try_into_data()
-    } else {
-        Tensor::<1, Int>::from_dispatch(tensor).try_into_data()
     }
 }

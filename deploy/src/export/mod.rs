@@ -1,6 +1,6 @@
 //! From a recorded forward pass to ONNX.
 
-pub(crate) mod data;
+mod data;
 #[cfg(feature = "engine")]
 pub(crate) mod handles;
 mod lower;

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn_lean_reparam::Files;
 
 use super::protobuf::Message;
-use crate::DeployError;
+use crate::{DeployError, DynamicGrid};
 
 /// The version of ONNX's operators that files are written in.
 pub(crate) const OPSET: i64 = 21;
@@ -60,6 +60,8 @@ pub(crate) enum Attribute {
     Element(&'static str, ElementType, Vec<u8>),
     /// What a loop computes in each step.
     Body(&'static str, Box<Body>),
+    /// Of an operator of the engine, which is in no file.
+    Grid(DynamicGrid),
 }
 
 /// The nodes of a loop's step, which read what is made outside by its name, too.
@@ -113,6 +115,16 @@ impl OnnxNode {
             Attribute::Body(_, body) => Some(&**body),
             _ => None,
         })
+    }
+
+    /// Of two operands, the one that is not this one.
+    #[cfg(feature = "engine")]
+    pub(crate) fn other(&self, name: &str) -> Option<&str> {
+        match &self.inputs[..] {
+            [a, b] if a == name => Some(b),
+            [a, b] if b == name => Some(a),
+            _ => None,
+        }
     }
 
     /// ONNX's name of the operator, `Conv` for example.
@@ -393,6 +405,11 @@ impl Attribute {
                 attribute.text(1, name);
                 attribute.message(6, &graph(name, &body.nodes, &body.inputs, &body.outputs));
                 5
+            }
+            Self::Grid(grid) => {
+                attribute.text(1, "grid");
+                attribute.text(4, &format!("{grid:?}"));
+                3
             }
         };
         attribute.int(20, kind);

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 
-use crate::hooks;
+use crate::{BackendKind, Tensors, hooks, input_device};
 
 /// The device of a model: one with autodiff if any of its float parameters is on one.
 ///
@@ -28,6 +28,14 @@ pub fn model_device<M: Module>(model: &M) -> Option<Device> {
     let mut found = Found(None);
     hooks::sharing(|| model.visit(&mut found));
     found.0.or_else(|| model.devices().into_iter().next())
+}
+
+/// Whether a forward pass of a model with these inputs is part of one that is recorded on this thread: by which rules
+/// and with which hooks it runs is the business of whoever records.
+pub fn is_recorded<M: Module, I: Tensors>(model: &M, inputs: &I) -> bool {
+    let device = || model_device(model).or_else(|| input_device(inputs));
+    let captures = |device: Device| BackendKind::of(&device) == BackendKind::Capture;
+    hooks::is_recording() && device().is_some_and(captures)
 }
 
 /// Whether any float parameter of a model is on a device with autodiff.

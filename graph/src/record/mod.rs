@@ -10,7 +10,7 @@ use burn::backend::ir::{OperationIr, TensorId};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::module::Module;
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use burn_lean_reparam::{catch_quietly, map_with_path, with_capture_device_like};
 use rustc_hash::FxHashMap as HashMap;
@@ -24,8 +24,8 @@ use crate::passes::{self, Hooked};
 use crate::rules::is_castable;
 use crate::tensors::Given;
 use crate::{Graph, GraphError, HookInfo, Parameter, Site, TensorMapper, Tensors, hooks};
-pub use device::model_device;
 pub(crate) use device::trains;
+pub use device::{is_recorded, model_device};
 use placeholders::{Mode, Placeholders, Switches, recorded};
 use states::States;
 pub(crate) use walked::Walked;
@@ -498,13 +498,9 @@ impl TensorMapper for Recorder<'_> {
         })
     }
 
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+    crate::every_kind!(int, bool: |self, tensor| {
         Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch()))
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        Tensor::from_dispatch(self.input(&tensor.clone().into_dispatch()))
-    }
+    });
 }
 
 /// The tensors of a result, which becomes a form that keeps nothing of autodiff's alive.
@@ -522,13 +518,8 @@ impl TensorMapper for Results {
         }
     }
 
-    fn int<const D: usize>(&mut self, tensor: &Tensor<D, Int>) -> Tensor<D, Int> {
+    crate::every_kind!(int, bool: |self, tensor| {
         self.tensors.push(tensor.clone().into_dispatch());
         tensor.clone()
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: &Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.tensors.push(tensor.clone().into_dispatch());
-        tensor.clone()
-    }
+    });
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::backend::ir::TensorId;
-use burn::backend::{DispatchDevice, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchDevice, DispatchTensor, ExecutionError, TensorMetadata};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::Pass;
@@ -122,7 +122,7 @@ impl Spill {
         let mut entries = HashMap::new();
         let mut writer = BufWriter::new(&shared.file);
         for (key, tensor) in live {
-            let data = host(tensor)?;
+            let data = host(tensor).map_err(unread)?;
             writer.write_all(data.as_bytes()).map_err(failed)?;
             let entry = Entry {
                 offset: self.offset,
@@ -159,16 +159,15 @@ pub(super) fn bytes_of(tensor: &DispatchTensor) -> usize {
 }
 
 /// The values of a tensor of any kind; a dispatch tensor knows its shape.
-pub(super) fn host(tensor: DispatchTensor) -> Result<TensorData, GraphError> {
+pub fn host(tensor: DispatchTensor) -> Result<TensorData, ExecutionError> {
     let dtype = tensor.dtype();
-    let data = if dtype.is_bool() {
+    if dtype.is_bool() {
         Tensor::<1, Bool>::from_dispatch(tensor).try_into_data()
     } else if dtype.is_int() || dtype.is_uint() {
         Tensor::<1, Int>::from_dispatch(tensor).try_into_data()
     } else {
         Tensor::<1>::from_dispatch(tensor).try_into_data()
-    };
-    data.map_err(unread)
+    }
 }
 
 /// Of numbers that could not be read back.

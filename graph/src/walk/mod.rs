@@ -30,6 +30,7 @@ use operation::compute_one;
 use places::Places;
 use script::{Script, Weights};
 
+pub use lane::host;
 pub use product::{Kernel, Product};
 pub use residual::{Residual, ResidualNorm};
 pub use results::Results;

@@ -1,6 +1,7 @@
 //! One operation of a walk, with the operands of all batches.
 
 use std::collections::HashSet;
+use std::ops::Deref;
 
 use burn::backend::ir::TensorId;
 use burn::backend::ops::FloatTensorOps;
@@ -14,6 +15,9 @@ use super::{Pass, Walk};
 use crate::{GraphError, Node, Tensors};
 
 /// An operation that is about to be computed.
+///
+/// It shows what its [`Walk`] does, weights and parameters say, but does not take it further: this would be another
+/// operation then.
 #[derive(Debug)]
 pub struct Step<'a, O> {
     pub(super) walk: &'a mut Walk<O>,
@@ -28,15 +32,18 @@ pub struct Mark {
     pub(super) position: usize,
 }
 
+impl<O> Deref for Step<'_, O> {
+    type Target = Walk<O>;
+
+    fn deref(&self) -> &Walk<O> {
+        self.walk
+    }
+}
+
 impl<O: Tensors> Step<'_, O> {
     /// The operation.
     pub fn node(&self) -> Node<'_> {
         self.walk.graph().node(self.node)
-    }
-
-    /// The number of batches.
-    pub fn batches(&self) -> usize {
-        self.walk.batches()
     }
 
     /// The operation as a product with a weight, if it is one.
@@ -210,15 +217,6 @@ impl<O: Tensors> Step<'_, O> {
         Ok(())
     }
 
-    /// [`Walk::weight`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn weight(&self, product: &Product, pass: Pass) -> Result<Tensor<2>, GraphError> {
-        self.walk.weight(product, pass)
-    }
-
     /// [`Walk::replace_weight`], with this operation as the first that sees it.
     ///
     /// # Errors
@@ -243,18 +241,5 @@ impl<O: Tensors> Step<'_, O> {
         value: Tensor<D>,
     ) -> Result<(), GraphError> {
         self.walk.replace(path, value)
-    }
-
-    /// [`Walk::parameter`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn parameter<const D: usize>(
-        &self,
-        path: &str,
-        pass: Pass,
-    ) -> Result<Tensor<D>, GraphError> {
-        self.walk.parameter(path, pass)
     }
 }

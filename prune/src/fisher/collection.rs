@@ -10,7 +10,6 @@ use tracing::warn;
 
 use crate::fisher::per_example::{GivenUp, PerExample};
 use crate::fisher::plain_rows::PlainRows;
-use crate::fisher::sink::Sink;
 use crate::fisher::whole_groups;
 use crate::host::{bar, read};
 use crate::model::flatten::locate;
@@ -20,7 +19,7 @@ use crate::{
 };
 
 /// Examples of one batched backward pass, whose activations are held.
-pub(crate) const CHUNK_EXAMPLES: usize = 64;
+const CHUNK_EXAMPLES: usize = 64;
 
 /// Examples per row from which plain passes are the faster way, by measurement.
 const PLAIN_FROM: usize = 8;
@@ -52,11 +51,11 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         self.selection.finite_weights(self.model)?;
         let (n, m) = (self.config.samples, self.config.batch_size);
         let width = self.selection.layout().len();
-        let mut sink = Sink::new(self.config, width, store)?;
+        let mut gradients = self.matrix(width, store)?;
         let mut source = Source::new(self);
         let free = free.map(|free| free.reshape([1, width]));
         let bar = bar("gradients", self.config.samples, self.config.progress);
-        let most = self.config.pass_rows(width).min(self.most_rows(width));
+        let most = self.most_rows(width);
         let mut rest = None;
         let mut losses = Vec::new();
         // Examples of the rows from batched passes, in case that a later one refutes them: where the loader has
@@ -64,11 +63,11 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         let mut batched: Vec<(usize, B)> = Vec::new();
         let share = |count: usize| count as f64 / n as f64;
         let mut batches = batches.into_iter();
-        while sink.filled() < n {
+        while gradients.filled() < n {
             let Some(batch) = batches.next() else {
                 return Err(PruneError::LoaderEnded {
                     expected: n,
-                    found: sink.filled(),
+                    found: gradients.filled(),
                     batch_size: m,
                 });
             };
@@ -76,24 +75,24 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             let given = batch;
             let batch = given.clone().to_device(self.selection.device());
             let examples = batch.examples();
-            let groups = whole_groups(examples, m)?.min(n - sink.filled());
+            let groups = whole_groups(examples, m)?.min(n - gradients.filled());
             let used = groups * m;
             rest = (used < examples).then(|| batch.slice(used..examples));
             for first in (0..groups).step_by(most) {
                 let count = most.min(groups - first);
                 let range = first * m..(first + count) * m;
                 let examples = batch.slice(range.clone());
-                let loss = self.fill(&mut sink, count, free.as_ref(), &mut |put| {
+                let loss = self.fill(&mut gradients, count, free.as_ref(), &mut |put| {
                     source.rows(&examples, count, m, put)
                 })?;
                 losses.push(loss * share(count));
                 batched.push((count, given.slice(range)));
                 if std::mem::take(&mut source.refuted) {
-                    sink.restart()?;
+                    gradients.restart()?;
                     losses.clear();
                     for (count, examples) in batched.drain(..) {
                         let examples = examples.to_device(self.selection.device());
-                        let loss = self.fill(&mut sink, count, free.as_ref(), &mut |put| {
+                        let loss = self.fill(&mut gradients, count, free.as_ref(), &mut |put| {
                             source.plain.rows(&examples, m, put)
                         })?;
                         losses.push(loss * share(count));
@@ -106,7 +105,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             }
         }
         bar.finish_and_clear();
-        let (gradients, sketch) = sink.finish()?;
         let zero_columns = self.zero_columns(&gradients, free)?;
         self.warn_of_nothing(&zero_columns);
         let report = FisherReport {
@@ -114,7 +112,6 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             batch_size: m,
             bytes: gradients.bytes(),
             on_disk: gradients.is_on_disk(),
-            sketch,
             loss: f64::from(read(Tensor::cat(losses, 0).sum())?[0]),
             unreached: source.plain.unreached(),
             batched_rows: source.batched_rows,
@@ -125,28 +122,40 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
         Ok((Fisher { gradients, report }, rest))
     }
 
-    /// Rows of one pass: of a matrix in a file, those of all parameters in a part of the memory
-    /// bound.
+    /// Without a row: on `store`, or in a file where that is where it goes.
+    fn matrix(&self, width: usize, store: &Device) -> Result<GradientMatrix, PruneError> {
+        let (n, dtype) = (self.config.samples, self.config.dtype);
+        match self.config.folder(width) {
+            Some(folder) => {
+                let bound = self.config.memory_bound;
+                GradientMatrix::in_file(n, width, dtype, store, folder, bound)
+            }
+            None => GradientMatrix::with_capacity(n, width, dtype, store),
+        }
+    }
+
+    /// Rows of one pass; of a matrix in a file, those of all parameters in a part of the memory
+    /// bound at most.
     fn most_rows(&self, width: usize) -> usize {
+        let rows = (CHUNK_EXAMPLES / self.config.batch_size).max(1);
         match self.config.folder(width) {
             Some(_) => {
                 let row = GradientMatrix::bytes_needed(1, width, FloatDType::F32);
-                (self.config.memory_bound / 8 / row).max(1)
+                rows.min((self.config.memory_bound / 8 / row).max(1))
             }
-            None => usize::MAX,
+            None => rows,
         }
     }
 
     /// Writes `count` rows that `rows` puts; returns what it does, the mean loss.
     fn fill(
         &self,
-        sink: &mut Sink,
+        gradients: &mut GradientMatrix,
         count: usize,
         free: Option<&Tensor<2>>,
         rows: &mut dyn FnMut(Put<'_>) -> Result<Tensor<1>, PruneError>,
     ) -> Result<Tensor<1>, PruneError> {
-        let before = sink.filled();
-        let (gradients, first_row) = sink.next();
+        let before = gradients.filled();
         let store = gradients.device();
         let mut sums = RowSums::default();
         let loss = rows(&mut |rows, first, part| {
@@ -157,12 +166,12 @@ impl<M: Module, B: Batch> Collection<'_, M, B> {
             };
             let part = part.to_device(&store);
             sums.add(rows.clone(), &part, self.config.dtype);
-            gradients.write(first_row + rows.start..first_row + rows.end, first, part)
+            gradients.write(before + rows.start..before + rows.end, first, part)
         })?;
         for row in sums.suspects()? {
-            self.check_finite(before + row, &gradients.row(first_row + row)?)?;
+            self.check_finite(before + row, &gradients.row(before + row)?)?;
         }
-        sink.advance(count)?;
+        gradients.advance(count);
         Ok(loss)
     }
 

@@ -56,8 +56,6 @@ pub struct GradientMatrix {
     scale: Option<Vec<f32>>,
     /// Bytes that may be in memory, where the matrix is in a file.
     memory_bound: Option<usize>,
-    /// What the rows of a sketch add up to Gᵀ1 with, see [`ones`](Self::ones).
-    ones: Option<Vec<f64>>,
 }
 
 impl GradientMatrix {
@@ -130,7 +128,6 @@ impl GradientMatrix {
             dtype,
             scale: None,
             memory_bound: None,
-            ones: None,
         }
     }
 
@@ -151,7 +148,6 @@ impl GradientMatrix {
             dtype,
             scale: None,
             memory_bound: None,
-            ones: None,
         })
     }
 
@@ -181,12 +177,10 @@ impl GradientMatrix {
             None => Self::with_capacity(samples, parameters, first.dtype, &device)?,
         };
         let mut scale = Vec::with_capacity(samples);
-        let mut ones = Vec::with_capacity(samples);
         for shard in shards.iter().filter(|shard| shard.filled > 0) {
             mismatch("weights per gradient", parameters, shard.parameters)?;
             let factors = shard.scale.as_deref();
             scale.extend((0..shard.filled).map(|row| factors.map_or(1.0, |all| all[row])));
-            ones.extend(shard.ones().into_iter().take(shard.filled));
             let rows = whole.filled..whole.filled + shard.filled;
             for block in &shard.blocks {
                 let part = block.part(0..shard.filled, 0..block.width())?;
@@ -196,8 +190,6 @@ impl GradientMatrix {
         }
         let is_scaled = shards.iter().any(|shard| shard.scale.is_some());
         whole.scale = is_scaled.then_some(scale);
-        let is_sketched = shards.iter().any(|shard| shard.ones.is_some());
-        whole.ones = is_sketched.then_some(ones);
         Ok(whole)
     }
 
@@ -249,41 +241,15 @@ impl GradientMatrix {
         Ok(())
     }
 
-    /// Makes some rows zero again.
-    pub(crate) fn clear(&mut self, rows: Range<usize>) -> Result<(), PruneError> {
-        for block in &mut self.blocks {
-            let shape = [rows.len(), block.width()];
-            let zeros = Tensor::zeros(shape, (&block.device(), DType::F32));
-            block.write(rows.clone(), 0..shape[1], zeros, self.dtype)?;
-        }
-        Ok(())
-    }
-
-    /// Makes it a sketch, whose rows add up to Gᵀ1 with these factors.
-    pub(crate) fn sketching(self, ones: Vec<f64>) -> Self {
-        Self {
-            filled: self.samples,
-            ones: Some(ones),
-            ..self
-        }
-    }
-
-    /// Factors c of the rows with Gᵀ1 = Sᵀc, so that the first-order term is exact: 1, but for a sketch
-    /// S. Their squares add up to the Fisher samples n.
-    pub(crate) fn ones(&self) -> Vec<f64> {
-        let ones = self.ones.clone();
-        ones.unwrap_or_else(|| vec![1.0; self.samples])
-    }
-
-    /// Whether the rows are no samples, but a sketch of more.
-    pub(crate) fn is_sketch(&self) -> bool {
-        self.ones.is_some()
-    }
-
     /// Begins again, with zeros.
     pub(crate) fn restart(&mut self) -> Result<(), PruneError> {
         let filled = std::mem::take(&mut self.filled);
-        self.clear(0..filled)
+        for block in &mut self.blocks {
+            let shape = [filled, block.width()];
+            let zeros = Tensor::zeros(shape, (&block.device(), DType::F32));
+            block.write(0..filled, 0..shape[1], zeros, self.dtype)?;
+        }
+        Ok(())
     }
 
     /// Counts `count` more rows as filled.
@@ -291,7 +257,7 @@ impl GradientMatrix {
         self.filled += count;
     }
 
-    /// Rows that it is made for: Fisher samples n, or those of their sketch.
+    /// Rows that it is made for: Fisher samples n.
     pub fn samples(&self) -> usize {
         self.samples
     }

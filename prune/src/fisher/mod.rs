@@ -11,14 +11,11 @@ pub(crate) mod gradient_matrix;
 pub(crate) mod kernel_rows;
 pub(crate) mod per_example;
 pub(crate) mod plain_rows;
-pub(crate) mod sink;
-pub(crate) mod sketch;
 pub(crate) mod taps;
 pub(crate) mod uses;
 pub(crate) mod view;
 
 pub use gradient_matrix::GradientMatrix;
-pub use sketch::{SketchConfig, SketchReport};
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +24,7 @@ use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::fisher::collection::{CHUNK_EXAMPLES, Collection};
+use crate::fisher::collection::Collection;
 use crate::model::checks::accept;
 use crate::{Batch, PruneError, Selection};
 
@@ -68,15 +65,10 @@ pub struct FisherConfig {
     /// A folder for a matrix beyond the memory bound, on a disk (that for temporary files may lie in
     /// memory): a file there without a name, of [`bytes_needed`](Self::bytes_needed), from which the
     /// solver reads some columns at a time. It holds columns that it needs again while they take at
-    /// most half of the bound. The file is gone with the matrix, or with the process. Not for a sketch.
-    /// Default: none, such a matrix is refused.
+    /// most half of the bound. The file is gone with the matrix, or with the process. Default: none,
+    /// such a matrix is refused.
     #[config(default = "None")]
     pub on_disk: Option<PathBuf>,
-    /// Fewer rows than Fisher samples, which stand for all of them. The memory bound holds for them together
-    /// with those of one pass over 64 examples, 64/m, which are beside them until they are summed up.
-    /// Default: none, each sample has a row.
-    #[config(default = "None")]
-    pub sketch: Option<SketchConfig>,
     /// How the rows are computed. Default: whichever way is mostly faster for this m.
     #[config(default = "GradientMethod::Automatic")]
     pub method: GradientMethod,
@@ -107,7 +99,7 @@ pub enum GradientMethod {
 /// The gradient matrix, and how it came about.
 #[derive(Debug, Clone)]
 pub struct Fisher {
-    /// G `[n, p]`, or its sketch.
+    /// G `[n, p]`.
     pub gradients: GradientMatrix,
     /// What was noticed on the way.
     pub report: FisherReport,
@@ -125,9 +117,6 @@ pub struct FisherReport {
     /// Whether they are in a file.
     #[serde(default)]
     pub on_disk: bool,
-    /// How far a sketch is from all the samples, where there is one.
-    #[serde(default)]
-    pub sketch: Option<SketchReport>,
     /// Mean loss over the examples.
     #[serde(with = "burn_lean_reparam::json::float")]
     pub loss: f64,
@@ -168,28 +157,14 @@ impl FisherConfig {
 
     /// Bytes of a matrix with so many columns.
     pub(crate) fn bytes_of(&self, columns: usize) -> usize {
-        let rows = self.sketch.map_or(self.samples, |sketch| sketch.rows);
-        GradientMatrix::bytes_needed(rows, columns, self.dtype)
-    }
-
-    /// Rows of one pass, of so many columns, at most; those that a sketch waits for within its memory bound.
-    pub(crate) fn pass_rows(&self, columns: usize) -> usize {
-        let rows = (CHUNK_EXAMPLES / self.batch_size.max(1)).clamp(1, self.samples.max(1));
-        match &self.sketch {
-            Some(sketch) => {
-                let row = GradientMatrix::bytes_needed(1, columns, self.dtype).max(1);
-                let fit = (self.memory_bound / row).saturating_sub(sketch.rows);
-                rows.min(fit.max(1))
-            }
-            None => rows,
-        }
+        GradientMatrix::bytes_needed(self.samples, columns, self.dtype)
     }
 
     /// The folder of a matrix with so many columns, where it goes to a file.
     pub(crate) fn folder(&self, columns: usize) -> Option<&Path> {
         let is_beyond = self.bytes_of(columns) > self.memory_bound;
         let folder = self.on_disk.as_deref();
-        folder.filter(|_| is_beyond && self.sketch.is_none())
+        folder.filter(|_| is_beyond)
     }
 
     /// Collects n rows from `batches`, on the device of the model.
@@ -203,7 +178,7 @@ impl FisherConfig {
     ///
     /// - [`PruneError::NoSamples`], [`PruneError::InvalidConfig`]: n or m is 0.
     /// - [`PruneError::MemoryBound`]: the matrix is too large, and has no folder
-    ///   ([`on_disk`](Self::on_disk)) or is a sketch, whose rows count with those of one pass.
+    ///   ([`on_disk`](Self::on_disk)).
     /// - [`PruneError::Io`]: with the folder, where a matrix on disk cannot be written or read, the
     ///   disk is full for example.
     /// - [`PruneError::LoaderEnded`]: fewer than n Fisher samples came.
@@ -249,21 +224,14 @@ impl FisherConfig {
             return Err(PruneError::NoSamples);
         }
         accept(self.batch_size > 0, "batch_size", 0, "at least 1")?;
-        if let Some(sketch) = &self.sketch {
-            sketch.check(self.samples, self.dtype)?;
-        }
         let columns = selection.layout().len();
         // Of a file, a column at a time is the least that is read.
         let columns = self.folder(columns).map_or(columns, |_| 1);
-        let rows = match &self.sketch {
-            Some(sketch) => sketch.rows + self.pass_rows(columns),
-            None => self.samples,
-        };
-        let needed = GradientMatrix::bytes_needed(rows, columns, self.dtype);
+        let needed = self.bytes_of(columns);
         match needed > self.memory_bound {
             false => Ok(()),
             true => Err(PruneError::MemoryBound {
-                samples: rows,
+                samples: self.samples,
                 parameters: columns,
                 dtype: self.dtype,
                 needed,

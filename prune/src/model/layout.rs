@@ -61,7 +61,7 @@ impl Layer {
 
     /// The axis that the layer sums over, along which N:M patterns count: input features or input
     /// channels; the last axis of an embedding and of what is unknown. `None` for a scalar.
-    pub fn reduction_axis(&self) -> Option<usize> {
+    pub(crate) fn reduction_axis(&self) -> Option<usize> {
         match (self.kind, self.shape.len()) {
             (_, 0) => None,
             (_, 1) => Some(0),
@@ -84,7 +84,7 @@ impl Layer {
 
     /// The axis that counts what the layer takes in: input features, input channels, or the rows of
     /// an embedding. `None` where there is no such axis.
-    pub fn input_axis(&self) -> Option<usize> {
+    pub(crate) fn input_axis(&self) -> Option<usize> {
         match (self.kind, self.shape.len()) {
             (_, 0 | 1) | (LayerKind::Other, _) => None,
             (LayerKind::Conv, _) => Some(1),

@@ -158,11 +158,6 @@ impl Feasible {
         pools.map(|pool| pool.range.len()).sum()
     }
 
-    /// Whether a weight may have to go.
-    pub(crate) fn may_leave(&self, index: usize) -> bool {
-        self.is_contested(&self.pools[self.pool_of(index)])
-    }
-
     /// Whether weights of a pool may have to go.
     fn is_contested(&self, pool: &Pool) -> bool {
         let is_blocked = match &self.shape {

@@ -21,7 +21,7 @@ pub(crate) mod sparsity;
 
 pub use budget::Budget;
 pub use objective::Objective;
-pub use solution::{Rounded, RoundedLayer, Solution, Step, Termination, TracePoint};
+pub use solution::{Rounded, RoundedLayer, Solution, Step, TracePoint};
 pub use sparsity::{Groups, SparsityPattern};
 
 use std::borrow::Cow;
@@ -64,7 +64,7 @@ pub struct Problem {
     dense: Vec<f32>,
     /// y = G w₀, [n].
     target: Vec<f64>,
-    /// What the first-order term adds up the rows with: 1, [n], or the factors of a sketch.
+    /// What the first-order term adds up the rows with, [n]: 1, but over the rows of [`Reduced`].
     ones: Vec<f64>,
     /// Fisher samples that the ridge counts: n.
     counted: usize,
@@ -116,11 +116,9 @@ impl Problem {
             return Err(non_finite(&gradients, &layout, sample)?);
         }
         let dead = gradients.dead_columns()?;
-        let ones = gradients.ones();
-        let counted = ones.iter().map(|one| one * one).sum::<f64>();
         Ok(Self {
-            ones,
-            counted: counted.round() as usize,
+            ones: vec![1.0; gradients.samples()],
+            counted: gradients.samples(),
             reduced: Arc::default(),
             gradients,
             layout,
@@ -165,8 +163,7 @@ impl Problem {
     /// The gradients of a trained network differ in length by factors of thousands: those of the
     /// few examples that it gets wrong make up nearly all of the empirical Fisher, and what it gets
     /// right counts for nothing. It counts with an exponent near 1. The objective becomes another
-    /// one, not comparable between exponents. The rows of a sketch are no samples: there only 0 is
-    /// accepted.
+    /// one, not comparable between exponents.
     ///
     /// # Errors
     ///
@@ -176,8 +173,6 @@ impl Problem {
         if exponent == self.tempering {
             return Ok(self);
         }
-        let expected = "0 with a sketch, whose rows are no samples";
-        checks::accept(!self.gradients.is_sketch(), "tempering", exponent, expected)?;
         self.gradients = self.gradients.tempered(exponent)?;
         self.target = self.gradients.multiply(&self.dense)?;
         self.tempering = exponent;
@@ -226,7 +221,7 @@ impl Problem {
         &self.dead
     }
 
-    /// Rows of the gradient matrix: Fisher samples n, or those of their sketch.
+    /// Rows of the gradient matrix: Fisher samples n.
     pub fn samples(&self) -> usize {
         self.gradients.samples()
     }

@@ -22,10 +22,8 @@ pub struct Solution {
     /// does not tell it from 0, as a warning says where the values were to be exact. On a grid it is
     /// what the grid costs, at most.
     pub relative_gap: f64,
-    /// Steps: stages, splices, exchanges, sweeps.
+    /// Steps: stages, splices, sweeps.
     pub iterations: usize,
-    /// Why the solver stopped.
-    pub termination: Termination,
     /// The objective over time.
     pub trace: Vec<TracePoint>,
     /// Codes and scales, where the weights lie on a grid.
@@ -56,23 +54,6 @@ pub struct RoundedLayer {
     pub codes: Vec<i32>,
 }
 
-/// Why a solver stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Termination {
-    /// The method has a fixed number of steps and took them all.
-    Completed,
-    /// No exchange of one kept against one pruned weight that budget and pattern allow improves the
-    /// objective. Dead weights that [go first](crate::DeadColumns::PrunedFirst) are not brought back.
-    ExchangeOptimal,
-    /// The largest number of exchanges.
-    MaxIterations,
-    /// No exchange was found that improves the objective, but the values are not known to a hundredth
-    /// of it ([`Solution::relative_gap`]), so that this says little: the ridge is too small for F32.
-    Unresolved,
-}
-
 /// One point of a [`Solution::trace`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TracePoint {
@@ -98,8 +79,6 @@ pub enum Step {
     Shrink,
     /// Many pruned weights against as many kept ones.
     Splice,
-    /// Exchange of kept against pruned weights.
-    Exchange,
     /// Exact minimum on the support.
     BackSolve,
     /// The first codes on a grid.

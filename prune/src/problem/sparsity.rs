@@ -22,8 +22,9 @@ use crate::model::layout::{Layer, Layout};
 pub enum SparsityPattern {
     /// Single weights, anywhere.
     Unstructured,
-    /// At most `n` nonzeros in every `m` consecutive weights along the layer's
-    /// [`reduction_axis`](Layer::reduction_axis), as sparse tensor cores want it.
+    /// At most `n` nonzeros in every `m` consecutive weights along the axis that the layer sums over, as
+    /// sparse tensor cores want it: input features or channels; the last axis of an embedding and of what
+    /// is unknown.
     NM {
         /// Weights kept in a block, below `m`.
         n: usize,

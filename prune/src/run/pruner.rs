@@ -14,7 +14,7 @@ use crate::{
     Batch, DeadColumns, FisherConfig, Layout, Masks, PruneError, Ridge, RidgeChoice,
     RunningStatistics, Selection, SolverConfig, SparsitySchedule,
     fisher::FisherReport,
-    problem::{Objective, Rounded, Termination},
+    problem::{Objective, Rounded},
     solver::JudgedRidge,
     statistics::JudgedStatistics,
 };
@@ -129,8 +129,6 @@ pub struct StageReport {
     pub ridges: Vec<JudgedRidge>,
     /// How the running statistics of BatchNorm layers were chosen; `None` where there was no choice.
     pub statistics: Option<JudgedStatistics>,
-    /// Why the solver stopped.
-    pub termination: Termination,
     /// Codes and scales of the last stage, where the solver has a grid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounded: Option<Rounded>,
@@ -265,7 +263,6 @@ impl PrunerConfig {
                 ridge: solved.ridge,
                 ridges: solved.ridges,
                 statistics: staged.statistics,
-                termination: solved.solution.termination,
                 rounded: solved.solution.rounded,
                 gradients: solved.gradients,
                 solve_seconds: solved.seconds,

@@ -44,9 +44,6 @@ impl PrunerConfig {
             Levels::new(grid, selection.layout())?;
         }
         self.ridge.check()?;
-        if self.fisher.sketch.is_some() {
-            self.ridge.check_without_samples()?;
-        }
         if let RidgeChoice::Sweep(_) = &self.ridge {
             let expected = "at least 1, to judge the ridges of a sweep by";
             checks::accept(self.held_out > 0, "held_out", self.held_out, expected)?;

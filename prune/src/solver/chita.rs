@@ -1,4 +1,4 @@
-//! A support that shrinks geometrically, re-solved at each stage, then splicing and exchanges.
+//! A support that shrinks geometrically, re-solved at each stage, then splicing.
 //!
 //! ```text
 //! S ← the e·k best weights by magnitude
@@ -6,26 +6,24 @@
 //!     w_S ← the exact minimum on S
 //!     S   ← the weights whose removal costs most, fewer by a constant factor, at last k
 //! splice: many pruned weights in, as many kept ones out, as long as the objective falls
-//! exchange kept against pruned weights, one by one
 //! w_S ← the exact minimum on S
 //! ```
 //!
-//! After the stages, the splices and each exchange, weights enter that the budget still has room for.
+//! After the stages and after the splices, weights enter that the budget still has room for.
 //!
 //! The search leaves out samples whose gradient is negligible against the ridge; the last minimum
 //! and the reported objective are over all of them. Many small gradients can matter together where
 //! each of them does not: if the objective over all samples turns out higher than the search saw
-//! it, the search is repeated with all of them. What splicing and exchanges make of the last stage
-//! is never worse than it over all samples either.
+//! it, the search is repeated with all of them. What splicing makes of the last stage is never worse
+//! than it over all samples either.
 
 use crate::error::PruneError;
 use crate::problem::Problem;
 use crate::problem::feasible::Feasible;
-use crate::problem::solution::{Step, Termination};
+use crate::problem::solution::Step;
 use crate::solver::back_solve::{back_solve, refine};
 use crate::solver::clock::Clock;
 use crate::solver::dead::Dead;
-use crate::solver::exchange::exchange;
 use crate::solver::filling::filled;
 use crate::solver::method::ChitaConfig;
 use crate::solver::scores;
@@ -42,7 +40,10 @@ const UNSEEN: f64 = 5e-3;
 /// Weights that a first support may always have.
 const CHEAP: f64 = 4096.0;
 
-/// The weights `[p]`, their support, and why the search ended.
+/// The weights `[p]` and their support.
+type Found = (Vec<f32>, Vec<usize>);
+
+/// The search; once more with all samples where those that it left out matter.
 pub(crate) fn chita(
     problem: &Problem,
     feasible: &Feasible,
@@ -50,13 +51,8 @@ pub(crate) fn chita(
     dead: &Dead,
     shared: &mut Shared,
     clock: &mut Clock,
-) -> Result<(Vec<f32>, Vec<usize>, Termination), PruneError> {
-    // That no exchange improves can only be said about all samples.
-    let negligible = match config.max_exchanges {
-        None => 0.0,
-        Some(_) => NEGLIGIBLE,
-    };
-    let (found, unseen) = search(problem, feasible, config, dead, negligible, shared, clock)?;
+) -> Result<Found, PruneError> {
+    let (found, unseen) = search(problem, feasible, config, dead, NEGLIGIBLE, shared, clock)?;
     if unseen <= UNSEEN {
         return Ok(found);
     }
@@ -65,9 +61,7 @@ pub(crate) fn chita(
     Ok(found)
 }
 
-type Found = (Vec<f32>, Vec<usize>, Termination);
-
-/// The search without negligible samples; and by which part of it the objective over all samples
+/// The search without `negligible` samples; and by which part of it the objective over all samples
 /// exceeds that of the search.
 fn search(
     problem: &Problem,
@@ -113,11 +107,6 @@ fn search(
         Whole { set, solved, .. } = whole.spliced(feasible, &rounds, dead, clock)?;
         (set, solved) = filled(set, solved, feasible, dead)?;
     }
-    let mut termination = Termination::Completed;
-    if config.max_exchanges != Some(0) && feasible.exchanges_single_weights() {
-        let limit = config.max_exchanges;
-        (set, solved, termination) = exchange(problem, feasible, set, solved, limit, dead, clock)?;
-    }
     let (weights, objective) = refine(problem, &set, &solved)?;
     // The linear term alone can be of any sign; what is left of the sum of squares is not.
     let seen = solved.objective - problem.completed_square();
@@ -131,8 +120,8 @@ fn search(
     if moved && objective > least && unseen <= UNSEEN {
         let before = back_solve(problem, &shrunk)?;
         if problem.objective_at(&before)?.total() < objective {
-            return Ok(((before, shrunk, Termination::Completed), unseen));
+            return Ok(((before, shrunk), unseen));
         }
     }
-    Ok(((weights, set.support().to_vec(), termination), unseen))
+    Ok(((weights, set.support().to_vec()), unseen))
 }

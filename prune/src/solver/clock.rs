@@ -4,10 +4,7 @@ use std::time::Instant;
 
 use crate::error::PruneError;
 use crate::problem::Problem;
-use crate::problem::solution::{Solution, Step, Termination, TracePoint};
-
-/// Largest relative gap at which exchanges are known not to improve the objective.
-const RESOLVED: f64 = 1e-2;
+use crate::problem::solution::{Solution, Step, TracePoint};
 
 /// Time since the solver began, with what happened.
 #[derive(Debug)]
@@ -46,7 +43,6 @@ impl Clock {
         weights: Vec<f32>,
         support: Vec<usize>,
         step: Step,
-        termination: Termination,
     ) -> Result<Solution, PruneError> {
         let count = weights.iter().filter(|weight| !weight.is_finite()).count();
         if count > 0 {
@@ -71,17 +67,12 @@ impl Clock {
                 "the ridge is too small for F32: how good the values are is not known"
             );
         }
-        let unresolved = termination == Termination::ExchangeOptimal && relative_gap > RESOLVED;
         Ok(Solution {
             weights: problem.tensor(&weights),
             objective,
             terms,
             relative_gap,
             iterations: self.trace.len(),
-            termination: match unresolved {
-                true => Termination::Unresolved,
-                false => termination,
-            },
             trace: self.trace,
             rounded: None,
             support,
@@ -105,13 +96,7 @@ mod tests {
         let problem = Problem::new(gradients, Tensor::<1>::ones([3], &device), layout).unwrap();
         let weights = vec![f32::NAN, 0.0, f32::INFINITY];
         let support = vec![0, 2];
-        let found = Clock::start().finish(
-            &problem,
-            weights,
-            support,
-            Step::BackSolve,
-            Termination::Completed,
-        );
+        let found = Clock::start().finish(&problem, weights, support, Step::BackSolve);
         let error = found.unwrap_err();
         assert_eq!(error, PruneError::NonFiniteSolution { count: 2 });
     }

@@ -232,34 +232,15 @@ impl Factor {
         columns.map(|value| *value as f32).collect()
     }
 
-    /// L⁻¹, row-major: the exact one of what [`sketch`](Self::sketch) approximates.
-    pub(crate) fn inverse_root(&self) -> Vec<f32> {
-        let inverse = self.inverse_columns();
-        let size = self.size();
-        let elements = (0..size).flat_map(|row| (0..size).map(move |column| (row, column)));
-        elements
-            .map(|(row, column)| inverse[(row, column)] as f32)
-            .collect()
-    }
-
     /// The diagonal of (L Lᵀ)⁻¹.
     pub(crate) fn inverse_diagonal(&self) -> Vec<f64> {
-        let inverse = self.inverse_columns();
+        let size = self.size();
+        let mut inverse = Mat::<f64>::identity(size, size);
+        solve_lower_triangular_in_place(self.0.L(), inverse.as_mut(), get_global_parallelism());
         let norm = |column: &[f64]| column.iter().map(|value| value * value).sum();
-        (0..self.size())
+        (0..size)
             .map(|column| norm(inverse.col_as_slice(column)))
             .collect()
-    }
-
-    fn inverse_columns(&self) -> Mat<f64> {
-        let mut inverse = Mat::identity(self.size(), self.size());
-        solve_lower_triangular_in_place(self.0.L(), inverse.as_mut(), get_global_parallelism());
-        inverse
-    }
-
-    /// Solves L Lᵀ X = right side.
-    pub(crate) fn solve_many(&self, right: &Mat<f64>) -> Mat<f64> {
-        self.0.solve(right)
     }
 
     /// Solves L X = right side, so that the squared norm of a column of X is aᵀ (L Lᵀ)⁻¹ a.

@@ -1,7 +1,7 @@
 //! The rest of a budget: what fits beside the kept weights enters.
 //!
-//! Stages, splices and exchanges look at some weights at a time, and may leave operations that another
-//! weight could use. One more never raises the objective.
+//! Stages and splices look at some weights at a time, and may leave operations that another weight could
+//! use. One more never raises the objective.
 
 use crate::error::PruneError;
 use crate::problem::feasible::Feasible;

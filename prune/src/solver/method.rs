@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// | `DiagonalFisher` | w₀²·(Σᵢ gᵢⱼ² / n + ridge) | dense |
 /// | `WoodFisher` | w₀² / \[F_b⁻¹\]ⱼⱼ, F_b a block of the Fisher | back-solved, block by block |
 /// | `BackSolve` | \|w₀\| | back-solved |
-/// | `Chita` | the objective: OBS score over a shrinking support, then splicing and exchanges | back-solved |
+/// | `Chita` | the objective: OBS score over a shrinking support, then splicing | back-solved |
 ///
 /// Each of them obeys the sparsity pattern and the budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,8 +34,7 @@ pub enum Method {
     },
     /// The support of `Magnitude`, its values from the exact regression on it.
     BackSolve,
-    /// A support that shrinks in stages, re-solved at each of them, then splicing and
-    /// single exchanges.
+    /// A support that shrinks in stages, re-solved at each of them, then splicing.
     Chita(ChitaConfig),
 }
 
@@ -53,9 +52,4 @@ pub struct ChitaConfig {
     /// thousandth. The objective (in blocks, that of the blocks) is not higher than without. Default 3.
     #[config(default = 3)]
     pub max_splices: usize,
-    /// Largest number of exchanges of one weight against another; 0 for none, `None` to go on until
-    /// no single exchange improves. Above 0 it needs weights that are exchanged one by one: no
-    /// groups, and no blocks. Default: none.
-    #[config(default = "Some(0)")]
-    pub max_exchanges: Option<usize>,
 }

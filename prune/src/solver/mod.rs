@@ -10,7 +10,6 @@ mod chita;
 mod clock;
 mod dead;
 mod exact;
-mod exchange;
 mod factor;
 mod filling;
 mod operator;
@@ -32,7 +31,7 @@ use crate::model::checks::accept;
 use crate::problem::Problem;
 use crate::problem::budget::Budget;
 use crate::problem::feasible::Feasible;
-use crate::problem::solution::{Solution, Step, Termination};
+use crate::problem::solution::{Solution, Step};
 use crate::problem::sparsity::SparsityPattern;
 use back_solve::{back_solve, scatter};
 use blockwise::{Shrinking, blockwise};
@@ -116,12 +115,11 @@ pub(crate) fn solve_within(
         let all: Vec<usize> = (0..problem.parameters()).collect();
         feasible.select(&all, &dead.demote(&all, scores), 1.0)
     };
-    let completed = Termination::Completed;
     let mut in_blocks = |shrinking| {
         let (weights, support) = blockwise(problem, feasible, shrinking, &dead, &mut clock)?;
-        Ok::<_, PruneError>((weights, support, Step::BackSolve, completed))
+        Ok::<_, PruneError>((weights, support, Step::BackSolve))
     };
-    let (weights, support, step, termination) = match &config.method {
+    let (weights, support, step) = match &config.method {
         Method::Random => dense(problem, by_score(scores::random(problem, config.seed))?),
         Method::Magnitude => dense(problem, by_score(scores::magnitude(problem))?),
         Method::DiagonalFisher => dense(problem, by_score(scores::diagonal_fisher(problem)?)?),
@@ -141,7 +139,7 @@ pub(crate) fn solve_within(
             None => {
                 let support = by_score(scores::magnitude(problem))?;
                 let weights = back_solve(problem, &support)?;
-                (weights, support, Step::BackSolve, completed)
+                (weights, support, Step::BackSolve)
             }
         },
         Method::Chita(chita) => match config.block_size {
@@ -153,19 +151,19 @@ pub(crate) fn solve_within(
             })?,
             None => {
                 let few = problem.over_few_rows()?;
-                let (weights, support, termination) =
+                let (weights, support) =
                     chita::chita(&few, feasible, chita, &dead, shared, &mut clock)?;
-                (weights, support, Step::BackSolve, termination)
+                (weights, support, Step::BackSolve)
             }
         },
     };
     let Some(grid) = &config.grid else {
-        return clock.finish(problem, weights, support, step, termination);
+        return clock.finish(problem, weights, support, step);
     };
     let start = (weights, support);
     let on_grid = grid::on_grid(problem, grid, start, &mut clock)?;
     let (weights, support) = (on_grid.weights, on_grid.support);
-    let solution = clock.finish(problem, weights, support, Step::CodeDescent, termination)?;
+    let solution = clock.finish(problem, weights, support, Step::CodeDescent)?;
     let objective = on_grid.terms.total();
     let mut trace = solution.trace;
     if let Some(last) = trace.last_mut() {
@@ -182,10 +180,10 @@ pub(crate) fn solve_within(
 }
 
 /// The dense weights on `support`.
-fn dense(problem: &Problem, support: Vec<usize>) -> (Vec<f32>, Vec<usize>, Step, Termination) {
+fn dense(problem: &Problem, support: Vec<usize>) -> (Vec<f32>, Vec<usize>, Step) {
     let unchanged = vec![0.0; support.len()];
     let weights = scatter(problem, &support, &unchanged);
-    (weights, support, Step::Start, Termination::Completed)
+    (weights, support, Step::Start)
 }
 
 /// Refuses numbers outside of their range, and what a method would ignore.
@@ -196,12 +194,6 @@ pub(crate) fn check(config: &SolverConfig) -> Result<(), PruneError> {
             // NaN is below everything.
             let expansion = chita.expansion;
             accept(expansion >= 1.0, "expansion", expansion, "at least 1")?;
-            let single = config.block_size.is_none()
-                && !matches!(config.pattern, SparsityPattern::Groups(_));
-            let value = format!("{:?}", chita.max_exchanges);
-            let expected = "0 with blocks or with groups, which have no single exchanges";
-            let fits = single || chita.max_exchanges == Some(0);
-            accept(fits, "max_exchanges", value, expected)?;
         }
         Method::WoodFisher { block_size } => at_least_one(*block_size)?,
         _ => {}

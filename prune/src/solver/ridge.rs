@@ -73,18 +73,6 @@ impl RidgeChoice {
         })
     }
 
-    /// Refuses to weigh samples where the rows are none.
-    pub(crate) fn check_without_samples(&self) -> Result<(), PruneError> {
-        let Self::Sweep(candidates) = self else {
-            return Ok(());
-        };
-        candidates.iter().try_for_each(|ridge| {
-            let exponent = ridge.tempering.unwrap_or(0.0);
-            let expected = "0 with a sketch, whose rows are no samples";
-            checks::accept(exponent == 0.0, "tempering", exponent, expected)
-        })
-    }
-
     /// A sweep over these ridges, with the first-order term of the problem.
     pub fn over(candidates: impl IntoIterator<Item = f64>) -> Self {
         let candidates = candidates.into_iter().map(|value| Ridge {

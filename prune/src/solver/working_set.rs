@@ -262,26 +262,6 @@ impl<'a> WorkingSet<'a> {
         Ok(())
     }
 
-    /// q_j = a_jᵀ K⁻¹ a_j of all p weights.
-    pub(crate) fn leverage_of_all(
-        &self,
-        factor: &Factor,
-        exact: bool,
-    ) -> Result<Vec<f64>, PruneError> {
-        let root = match exact {
-            true => factor.inverse_root(),
-            false => factor.sketch(),
-        };
-        let spread: Vec<f32> = root
-            .chunks_exact(factor.size())
-            .flat_map(|row| {
-                let row: Vec<f64> = row.iter().map(|value| f64::from(*value)).collect();
-                self.scatter_rows(&row)
-            })
-            .collect();
-        self.problem.gradients().projected_norms(spread)
-    }
-
     /// The working set with `leaving` exchanged against `entering`.
     pub(crate) fn exchanged(
         &self,
@@ -426,12 +406,12 @@ impl<'a> WorkingSet<'a> {
     }
 
     /// The rows of the working set.
-    pub(crate) fn restrict(&self, columns: Tensor<2>) -> Tensor<2> {
+    fn restrict(&self, columns: Tensor<2>) -> Tensor<2> {
         restrict(self.rows.as_deref(), columns)
     }
 
     /// A vector over the rows of the working set as one over all samples.
-    pub(crate) fn scatter_rows(&self, vector: &[f64]) -> Vec<f32> {
+    fn scatter_rows(&self, vector: &[f64]) -> Vec<f32> {
         match &self.rows {
             Some(rows) => {
                 let mut all = vec![0.0; self.problem.samples()];

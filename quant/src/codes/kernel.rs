@@ -127,3 +127,13 @@ fn codes(x: &[f32], inputs: usize, grids: &[CodeGrid]) -> Option<Vec<i16>> {
     });
     are_finite.into_iter().all(|is| is).then_some(codes)
 }
+
+/// Numbers from −1 to 1 without order.
+#[cfg(test)]
+fn numbers(count: usize, seed: u32) -> Vec<f32> {
+    let number = |index: u32| {
+        let mixed = (index ^ seed.wrapping_mul(0x85EB_CA6B)).wrapping_mul(0x9E37_79B9);
+        ((mixed ^ (mixed >> 15)).wrapping_mul(0x2C1B_3C6D) >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count as u32).map(number).collect()
+}

@@ -160,14 +160,20 @@ pub(crate) fn in_product<const D: usize>(
         let (shape, scheme) = (quantized.shape(), quantized.scheme());
         let (stored, Layer { dtype, factors, .. }) = (held.dtype(), layer);
         let key = format!("{shape:?} {scheme} {stored:?} {dtype:?} {factors:?} {device:?}");
+        let Speeds {
+            known,
+            others,
+            rest,
+        } = speeds;
         let others = match on_host(&device) {
-            true => speeds.others.saturating_sub(quantized.codes().len()),
+            true => others.saturating_sub(quantized.codes().len()),
             false => 0,
         };
-        let known = speeds.known.entry(key);
-        known
-            .or_insert_with(|| product.compare_speed(others))
-            .clone()?;
+        let compare = || {
+            rest.resize(others);
+            product.compare_speed(rest)
+        };
+        known.entry(key).or_insert_with(compare).clone()?;
     }
     Ok(kernel)
 }
@@ -188,12 +194,12 @@ trait Compared {
     /// What is wrong with the product of codes on this device.
     fn check(&self) -> Result<(), String>;
 
-    /// `others` are the numbers of the model that are read between two products.
+    /// `rest` are the numbers of the model that are read between two products.
     ///
     /// # Errors
     ///
     /// With how many rows the product of codes is slower than that of floats, and by how much.
-    fn compare_speed(&self, others: usize) -> Result<(), String>;
+    fn compare_speed(&self, rest: &Rest) -> Result<(), String>;
 }
 
 /// The weight of a linear layer `[inputs, outputs]`: its codes, and its values.
@@ -277,15 +283,15 @@ impl Compared for Product {
         Ok(())
     }
 
-    fn compare_speed(&self, others: usize) -> Result<(), String> {
+    fn compare_speed(&self, rest: &Rest) -> Result<(), String> {
         let [inputs, _] = self.values.dims();
-        let (device, rest) = (self.values.device(), Rest::of(others));
+        let device = self.values.device();
         let rounding = Rounding::of(self.factors, &device);
         for rows in ROWS {
             let x = Comb { rows, inputs }.tensor([rows, inputs], &self.values);
             let of_values = || self.of_values(&rounding.apply(&x));
             let both: [&dyn Fn() -> Tensor<2>; 2] = [&of_values, &|| self.of_codes(&x)];
-            speed::compare(&device, &rest, both, &format!("product of {rows} rows"))?;
+            speed::compare(&device, rest, both, &format!("product of {rows} rows"))?;
         }
         Ok(())
     }

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use burn::tensor::{DType, Tensor};
-use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
 use crate::codes::product::Kernel;
 use crate::deploy::convert::OtherBytes;
-use crate::{Dequantize, model::LeftFloat};
+use crate::table::table;
+use crate::{Dequantize, Scheme, model::LeftFloat};
 
 /// What became of a weight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,6 +180,30 @@ impl ConversionReport {
 }
 
 impl ConvertedWeight {
+    /// Nothing is counted yet.
+    pub(crate) fn new(
+        path: &str,
+        scheme: &Scheme,
+        shape: &[usize],
+        outcome: Outcome,
+        dequantize: Dequantize,
+    ) -> Self {
+        Self {
+            path: path.into(),
+            scheme: scheme.to_string(),
+            shape: shape.to_vec(),
+            outcome,
+            bytes: 0,
+            packed_bytes: 0,
+            resident_bytes: 0,
+            dequantize,
+            why_once: None,
+            rounds_activations: false,
+            multiplies_integers: false,
+            mismatch: None,
+        }
+    }
+
     /// Counts the values as kept beside what is held, if they are.
     pub(crate) fn hold_values(&mut self, bytes: usize) {
         self.resident_bytes = match self.dequantize {
@@ -254,9 +278,7 @@ impl fmt::Display for Outcome {
 
 impl fmt::Display for ConversionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header([
+        let mut table = table(&[
             "weight",
             "scheme",
             "held as",

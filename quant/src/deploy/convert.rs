@@ -255,20 +255,14 @@ impl Converter<'_> {
         at: &Trail,
     ) -> Result<Tensor<D>, QuantError> {
         let quantizer = &weight.quantizer;
-        let mut report = ConvertedWeight {
-            path: weight.path.clone(),
-            scheme: quantizer.scheme().to_string(),
-            shape: base.dims().to_vec(),
-            outcome: Outcome::AlreadyConverted,
-            bytes: 0,
-            packed_bytes: 0,
-            resident_bytes: 0,
-            dequantize: self.config.dequantize,
-            why_once: None,
-            rounds_activations: self.rounding.contains(&weight.path),
-            multiplies_integers: false,
-            mismatch: None,
-        };
+        let mut report = ConvertedWeight::new(
+            &weight.path,
+            quantizer.scheme(),
+            &base.dims(),
+            Outcome::AlreadyConverted,
+            self.config.dequantize,
+        );
+        report.rounds_activations = self.rounding.contains(&weight.path);
         let float_bytes =
             |dtype: FloatDType| base.shape().num_elements() * DType::from(dtype).size();
         if let DType::QFloat(scheme) = base.dtype() {

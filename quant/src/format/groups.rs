@@ -294,7 +294,7 @@ fn whole(shape: &[usize]) -> Vec<Slice> {
     shape.iter().map(|len| Slice::from(0..*len)).collect()
 }
 
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
     match b {
         0 => a,
         b => greatest_common_divisor(b, a % b),

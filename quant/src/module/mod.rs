@@ -18,7 +18,7 @@ pub(crate) mod weight_config;
 
 pub use config::{FakeQuantizeConfig, Learned, learned_parameters};
 pub use listen::input_statistics::InputStatistics;
-pub use listen::layer_inputs::{LayerInputs, patches, patches_1d};
+pub use listen::layer_inputs::LayerInputs;
 pub use outcome::{RunOutcome, TensorOutcome};
 pub use quantizer::FakeQuantize;
 pub use resident::Dequantize;

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use burn::module::Module;
 use burn_lean_graph::{
-    AsRecorded, GraphError, Recordings, Tensors, hooks, input_device, model_device,
+    AsRecorded, GraphError, Recordings, Tensors, hooks, is_recorded, model_device,
 };
 use burn_lean_reparam::Rejected;
 
@@ -143,12 +143,10 @@ impl QuantizedForward {
         O: Tensors + Send + Sync + 'static,
     {
         let caller = Location::caller();
-        let device = model_device(model);
-        let place = device.clone().or_else(|| input_device(&input));
-        if place.is_some_and(|place| hooks::is_recorded_on(&place)) {
+        if is_recorded(model, &input) {
             return Ok(forward(model, input));
         }
-        let trains = device.is_some_and(|device| device.is_autodiff());
+        let trains = model_device(model).is_some_and(|device| device.is_autodiff());
         if trains && let Some(frozen) = hooks::frozen(model) {
             return self.run_recorded((model, &frozen), input, forward, caller, true);
         }

@@ -226,7 +226,7 @@ pub(crate) fn calibrated<M: Module, R: RunOutcome>(
 /// Replicas on other devices observe for themselves, each its share of a batch. This takes the
 /// widest of their ranges, or the mean of moving averages. A replica counts if it observed; the
 /// model's own range is replaced, but not scales that a weight was
-/// [given](crate::rounding::set_weight_scales).
+/// [given](crate::rounding::set_weight_qparams).
 ///
 /// Burn's learner makes its replicas itself, anew in each step of a multi-device training, and
 /// drops what they observed: [`calibrate`] the model before, and freeze its observers from step 0

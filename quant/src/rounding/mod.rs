@@ -9,7 +9,7 @@ mod weight_scales;
 pub use adaround::{AdaRoundConfig, adaround};
 pub use gptq::{GptqConfig, gptq};
 pub use weight_grid::WeightGrid;
-pub use weight_scales::{GroupParams, set_weight_qparams, set_weight_scales};
+pub use weight_scales::{GroupParams, set_weight_qparams};
 
 use matrix_layout::{MatrixLayout, grid, without_inputs};
 
@@ -20,7 +20,6 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::TensorData;
 use burn_lean_reparam::{Rejected, own_copy};
-use comfy_table::{Table, presets};
 use faer::Mat;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +28,7 @@ use crate::model::float_parameters::{self, FloatParameter};
 use crate::module::effective::{Effective, HostTensor};
 use crate::module::listen::layer_inputs::{LOOKED_UP, LayerInputs};
 use crate::module::walk::{self, Site, quantizers};
+use crate::table::table;
 use crate::{Learned, QuantError, QuantParams, QuantizedTensor, Scheme, module::InputStatistics};
 
 /// How weights are rounded to their codes.
@@ -378,9 +378,7 @@ fn kept_grids<M: Module>(
 
 impl fmt::Display for RoundingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header([
+        let mut table = table(&[
             "weight",
             "nearest",
             "chosen",

@@ -11,8 +11,27 @@ use crate::model::float_parameters;
 use crate::module::walk::{self, Located, Site, quantizers};
 use crate::{FakeQuantize, QuantError, QuantParams};
 
-/// The prepared model with exactly these scales for some of its weights, by path; one for each group,
-/// in row-major order of [`Scheme::group_shape`](crate::Scheme::group_shape).
+/// Scale and zero point of each group of a weight, in row-major order of
+/// [`Scheme::group_shape`](crate::Scheme::group_shape).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GroupParams {
+    /// Real values of one step, above 0.
+    pub scales: Vec<f32>,
+    /// Codes that stand for 0.0, as many; empty for a symmetric mapping.
+    pub zero_points: Vec<f32>,
+}
+
+impl From<Vec<f32>> for GroupParams {
+    /// Of scales alone, for a symmetric mapping.
+    fn from(scales: Vec<f32>) -> Self {
+        Self {
+            scales,
+            zero_points: Vec::new(),
+        }
+    }
+}
+
+/// The prepared model with exactly these scales and zero points for some of its weights, by path.
 ///
 /// They stay from now on, in training and in records too, until a [`calibrate`](crate::calibrate) of weights whose
 /// observer has a memory: weights that are whole multiples of them pass through fake
@@ -24,15 +43,15 @@ use crate::{FakeQuantize, QuantError, QuantParams};
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{Device, Tensor};
 /// use burn_lean_quant::{
-///     QatConfig, WeightConfig, quantized_weights, rounding::set_weight_scales,
+///     QatConfig, WeightConfig, quantized_weights, rounding::set_weight_qparams,
 /// };
 ///
 /// let device = Device::flex();
 /// let mut model = LinearConfig::new(2, 1).with_bias(false).init(&device);
 /// model.weight = Param::from_data([[0.3], [-0.2]], &device);
 /// let config = QatConfig::new().with_weight(WeightConfig::int(4)).with_activation(None);
-/// let scales = HashMap::from([("weight".to_string(), vec![0.1])]);
-/// let model = set_weight_scales(config.prepare(model)?, &scales)?;
+/// let scales = HashMap::from([("weight".to_string(), vec![0.1_f32].into())]);
+/// let model = set_weight_qparams(config.prepare(model)?, &scales)?;
 /// // The range of the values would have given 7 and −5.
 /// assert_eq!(quantized_weights(&model)?[0].1.codes(), [3, -2]);
 /// # Ok::<(), burn_lean_quant::QuantError>(())
@@ -43,37 +62,8 @@ use crate::{FakeQuantize, QuantError, QuantParams};
 /// Each with the model inside, as it was: [`QuantError::UnknownParameter`] for a path that the model
 /// lacks; of the parameter at fault [`QuantError::UnsupportedLayer`] for one that is not
 /// fake-quantized, [`QuantError::LengthMismatch`] for another number of groups,
-/// [`QuantError::InvalidScale`] unless all scales are above 0 and finite, and
-/// [`QuantError::UnsupportedScheme`] for an affine mapping, which needs [`set_weight_qparams`].
-pub fn set_weight_scales<M: Module>(
-    model: M,
-    scales: &HashMap<String, Vec<f32>>,
-) -> Result<M, Rejected<M, QuantError>> {
-    let qparams = scales.iter().map(|(path, scales)| {
-        let qparams = GroupParams {
-            scales: scales.clone(),
-            zero_points: Vec::new(),
-        };
-        (path.clone(), qparams)
-    });
-    set_weight_qparams(model, &qparams.collect())
-}
-
-/// Scale and zero point of each group of a weight, in row-major order of
-/// [`Scheme::group_shape`](crate::Scheme::group_shape).
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct GroupParams {
-    /// Real values of one step, above 0.
-    pub scales: Vec<f32>,
-    /// Codes that stand for 0.0, as many; empty for a symmetric mapping.
-    pub zero_points: Vec<f32>,
-}
-
-/// As [`set_weight_scales`], with zero points for affine mappings.
-///
-/// # Errors
-///
-/// As [`set_weight_scales`]; [`QuantError::UnsupportedScheme`] for an affine mapping without zero points and
+/// [`QuantError::InvalidScale`] unless all scales are above 0 and finite,
+/// [`QuantError::UnsupportedScheme`] for an affine mapping without zero points and
 /// a symmetric one with them, [`QuantError::InvalidConfig`] for a zero point that is no code.
 pub fn set_weight_qparams<M: Module>(
     model: M,

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn_lean_prune::{Masks, SparseRecord};
 use burn_lean_quant::deploy::{ConvertedWeight, Outcome};
 use burn_lean_quant::{
-    ConvertConfig, QuantizedForward, Unsupported, fold_for, rounding::set_weight_scales,
+    ConvertConfig, QuantizedForward, Unsupported, fold_for, rounding::set_weight_qparams,
 };
 use burn_lean_reparam::{ChainReparameterizer, attach};
 
@@ -126,7 +126,7 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         })?;
         match scales {
             // Rounded weights lie on a grid of their own.
-            Some(scales) => Ok(set_weight_scales(model, &scales)?),
+            Some(scales) => Ok(set_weight_qparams(model, &scales)?),
             None => Ok(model),
         }
     }

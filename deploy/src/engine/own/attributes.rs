@@ -84,7 +84,7 @@ pub(super) fn float(node: &OnnxNode, name: &str) -> Option<f32> {
         })
 }
 
-pub(super) fn ints(node: &OnnxNode, name: &str) -> Option<Vec<i64>> {
+fn ints(node: &OnnxNode, name: &str) -> Option<Vec<i64>> {
     node.attributes
         .iter()
         .find_map(|attribute| match attribute {

@@ -334,15 +334,6 @@ impl<'a> Planner<'a> {
             _ => None,
         }
     }
-
-    /// The operand of a node that is not this one.
-    fn other(node: &'a OnnxNode, name: &str) -> Option<&'a str> {
-        match &node.inputs[..] {
-            [a, b] if a == name => Some(b),
-            [a, b] if b == name => Some(a),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Codes as bytes, and the values that they stand for.
 
+use burn_lean_reparam::bits;
+
 use crate::ElementType;
 use crate::export::weights::Codes;
 
@@ -24,13 +26,9 @@ pub(super) fn code_type(codes: &Codes) -> ElementType {
 
 /// Codes as bytes, those of 4 bits two in a byte, low half first.
 pub(super) fn pack(codes: &[i16], element: ElementType) -> Vec<u8> {
+    let bytes = codes.iter().map(|code| *code as u8);
     match element {
-        ElementType::I4 | ElementType::U4 => codes
-            .chunks(2)
-            .map(|pair| {
-                (pair[0] & 15) as u8 | ((pair.get(1).copied().unwrap_or(0) & 15) << 4) as u8
-            })
-            .collect(),
-        _ => codes.iter().map(|code| *code as u8).collect(),
+        ElementType::I4 | ElementType::U4 => bits::pack(bytes, 4),
+        _ => bytes.collect(),
     }
 }

@@ -22,7 +22,7 @@ impl Writer<'_> {
     /// The values that the codes of an activation stand for.
     pub(super) fn round_on_the_fly(&mut self, x: String, grid: DynamicGrid) -> String {
         if self.limits.engine_operators {
-            let attributes = grid.attributes();
+            let attributes = vec![Attribute::Grid(grid)];
             return self.emit_in(ENGINE, "RoundActivation", vec![x], "rounded", attributes);
         }
         let steps = self.steps(&x, grid);
@@ -39,8 +39,9 @@ impl Writer<'_> {
         if self.limits.engine_operators {
             let names = [reader.codes(), "scale", "zero_point"];
             let operator = "QuantizeActivation";
+            let attributes = vec![Attribute::Grid(grid)];
             let [codes, scale, zero_point] =
-                self.emit_all_in(ENGINE, operator, vec![x], names, grid.attributes());
+                self.emit_all_in(ENGINE, operator, vec![x], names, attributes);
             return Quantized {
                 codes,
                 scale,

@@ -51,3 +51,13 @@ pub struct LayerReport {
     /// Bytes of its weight as the file has it.
     pub weight_bytes: usize,
 }
+
+#[cfg(feature = "engine")]
+impl LayerReport {
+    pub(crate) fn is_integer(&self) -> bool {
+        matches!(
+            self.execution,
+            Execution::Integer | Execution::WeightsInteger
+        )
+    }
+}

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor};
 use burn_lean_reparam::reductions;
 
 use super::block::select;
@@ -91,31 +91,10 @@ impl GradientMatrix {
         indices.len() * 16 > self.parameters
     }
 
-    /// For each column a the squared norm ‖W a‖², for W `[m, n]`, row-major.
-    pub(crate) fn projected_norms(&self, projection: Vec<f32>) -> Result<Vec<f64>, PruneError> {
-        let rows = projection.len() / self.samples;
-        let shape = [rows, self.samples];
-        let rows_of = projection.chunks_exact(self.samples);
-        let projection: Vec<f32> = rows_of.flat_map(|row| self.scaled(row)).collect();
-        let projection: Tensor<2> = Tensor::from_data(
-            TensorData::new(projection, shape),
-            (&self.device(), DType::F32),
-        );
-        let mut norms = Vec::with_capacity(self.parameters);
-        let width = self.chunk_width(rows.max(self.samples));
-        for slice in self.slices(width) {
-            let (_, values) = slice?;
-            let projected = projection.clone().matmul(values);
-            let squares = read((projected.clone() * projected).sum_dim(0))?;
-            norms.extend(squares.into_iter().map(f64::from));
-        }
-        Ok(norms)
-    }
-
     /// The squared norm of each column.
     pub(crate) fn square_norms(&self) -> Result<Vec<f64>, PruneError> {
         let mut norms = Vec::with_capacity(self.parameters);
-        for slice in self.slices(self.chunk_width(self.samples)) {
+        for slice in self.slices(self.chunk_width()) {
             let (_, values) = slice?;
             let values = self.scale_rows(values);
             let squares = read((values.clone() * values).sum_dim(0))?;
@@ -140,7 +119,7 @@ impl GradientMatrix {
         &'a self,
         indices: &'a [usize],
     ) -> impl Iterator<Item = Result<(usize, Tensor<2>), PruneError>> + 'a {
-        let width = self.chunk_width(self.samples);
+        let width = self.chunk_width();
         self.blocks.iter().flat_map(move |block| {
             let from = indices.partition_point(|index| *index < block.start);
             let to = indices.partition_point(|index| *index < block.end());
@@ -159,24 +138,15 @@ impl GradientMatrix {
 
     /// Consecutive columns as one tensor `[n, columns]` in F32.
     pub(crate) fn range(&self, columns: Range<usize>) -> Result<Tensor<2>, PruneError> {
-        let part = self.part(0..self.samples, columns)?;
-        Ok(self.scale_rows(part))
-    }
-
-    /// Some rows of consecutive columns, in F32, as they were pushed.
-    pub(crate) fn part(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-    ) -> Result<Tensor<2>, PruneError> {
         let parts = self.blocks.iter().filter_map(|block| {
             let (start, end) = (columns.start.max(block.start), columns.end.min(block.end()));
             (start < end).then(|| {
                 let local = start - block.start..end - block.start;
-                Ok(block.part(rows.clone(), local)?.cast(FloatDType::F32))
+                Ok(block.part(0..self.samples, local)?.cast(FloatDType::F32))
             })
         });
-        Ok(joined(parts.collect::<Result<_, PruneError>>()?))
+        let columns = joined(parts.collect::<Result<_, PruneError>>()?);
+        Ok(self.scale_rows(columns))
     }
 
     /// The columns at `indices` (ascending) as one tensor `[n, columns]` in F32.
@@ -189,7 +159,7 @@ impl GradientMatrix {
     /// The same gradients, each divided by its length to the power of `exponent`, times one
     /// constant that keeps the sum of their squared lengths. Zero rows stay zero.
     pub(crate) fn tempered(&self, exponent: f64) -> Result<Self, PruneError> {
-        let width = self.chunk_width(self.samples);
+        let width = self.chunk_width();
         let mut largest = vec![0.0_f32; self.samples];
         for slice in self.slices(width) {
             let (_, values) = slice?;
@@ -278,20 +248,20 @@ impl GradientMatrix {
         Ok(dead)
     }
 
-    /// Columns that are gathered, widened or multiplied at once into matrices of so many rows.
-    fn chunk_width(&self, rows: usize) -> usize {
+    /// Columns that are gathered, widened or multiplied at once.
+    fn chunk_width(&self) -> usize {
         let bytes = match in_host_memory(&self.device()) {
             true => HOST_CHUNK_BYTES,
             false => DEVICE_CHUNK_BYTES,
         };
-        (bytes / (4 * rows)).max(1)
+        (bytes / (4 * self.samples)).max(1)
     }
 
     /// Columns that are multiplied at once: all of them, unless they must be widened first.
     fn width(&self) -> usize {
         match self.dtype {
             FloatDType::F32 => self.parameters,
-            _ => self.chunk_width(self.samples),
+            _ => self.chunk_width(),
         }
     }
 

@@ -5,7 +5,6 @@
 
 use burn::module::Param;
 use burn::nn::conv::{Conv1d, Conv2d};
-use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_lean_kernels::{CodeGrid, Depthwise, Epilogue, Geometry, Windows, in_shares, transpose};
 
@@ -13,7 +12,8 @@ use super::matrix::{Codes, Matrix, Packed, Signed};
 use super::{Tried, UNIT, acting, codes, grids};
 use crate::QuantizedTensor;
 use crate::codes::product::Factors;
-use crate::module::listen::layer_inputs::same_padding;
+use crate::format::groups::greatest_common_divisor;
+use crate::module::listen::layer_inputs::{padding, padding_1d};
 
 /// Numbers of a window that share a scale, at least: of fewer, scales take as many bytes as codes of 4 bits.
 const LEAST_BLOCK: usize = 8;
@@ -285,7 +285,7 @@ impl<'a> Layout<'a> {
         for column in 0..columns {
             for row in 1..rows {
                 if self.of[at(row, column)] != self.of[at(row - 1, column)] {
-                    block = common_divisor(block, row);
+                    block = greatest_common_divisor(block, row);
                 }
             }
         }
@@ -340,13 +340,6 @@ impl<'a> Layout<'a> {
     }
 }
 
-fn common_divisor(mut a: usize, mut b: usize) -> usize {
-    while b > 0 {
-        (a, b) = (b, a % b);
-    }
-    a
-}
-
 /// A layer as kernels convolve.
 struct Layer<'a, const D: usize> {
     weight: &'a Param<Tensor<D>>,
@@ -359,11 +352,7 @@ struct Layer<'a, const D: usize> {
 /// quantizers; `None` where it is to be computed by Burn, from values.
 pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) -> Option<Tensor<3>> {
     let [_, _, length] = x.dims();
-    let [left, right] = match layer.padding {
-        PaddingConfig1d::Valid => [0; 2],
-        PaddingConfig1d::Explicit(left, right) => [left, right],
-        PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride).into(),
-    };
+    let (left, right) = padding_1d(layer, length);
     let of = Layer {
         weight: &layer.weight,
         bias: layer.bias.as_ref(),
@@ -381,15 +370,7 @@ pub(crate) fn conv1d(layer: &Conv1d, x: &Tensor<3>) -> Option<Tensor<3>> {
 /// As [`conv1d`].
 pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) -> Option<Tensor<4>> {
     let [_, _, height, width] = x.dims();
-    let padding = match layer.padding {
-        PaddingConfig2d::Valid => [[0; 2]; 2],
-        PaddingConfig2d::Explicit(top, left, bottom, right) => [[top, left], [bottom, right]],
-        PaddingConfig2d::Same => {
-            let (top, bottom) = same_padding(height, layer.kernel_size[0], layer.stride[0]);
-            let (left, right) = same_padding(width, layer.kernel_size[1], layer.stride[1]);
-            [[top, left], [bottom, right]]
-        }
-    };
+    let [(top, bottom), (left, right)] = padding(layer, [height, width]);
     let of = Layer {
         weight: &layer.weight,
         bias: layer.bias.as_ref(),
@@ -397,7 +378,7 @@ pub(crate) fn conv2d(layer: &Conv2d, x: &Tensor<4>) -> Option<Tensor<4>> {
         geometry: Geometry {
             kernel: layer.kernel_size,
             stride: layer.stride,
-            padding,
+            padding: [[top, left], [bottom, right]],
             dilation: layer.dilation,
         },
     };

@@ -129,6 +129,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
+    use crate::codes::kernel::numbers;
     use crate::module::listen::listener::{Listener, listening};
     use crate::module::listen::tap::Tap;
     use crate::module::map_quantizers;
@@ -139,16 +140,6 @@ mod tests {
         ObserverConfig, QatConfig, QuantParams, QuantizedForward, QuantizedTensor, Scheme,
         WeightConfig, calibrate,
     };
-
-    /// Numbers from −1 to 1 without order.
-    fn numbers(count: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
 
     fn quantized(scheme: Scheme, shape: [usize; 2], device: &Device) -> QuantizedTensor {
         let data = TensorData::new(numbers(shape[0] * shape[1], 5), shape);

@@ -12,7 +12,6 @@ use burn_lean_kernels::{CodeGrid, Epilogue};
 use super::linear::tried;
 use super::matrix::{Matrix, Packed};
 use super::{Tried, UNIT, acting, codes, grids};
-use crate::range::observer::read;
 use crate::{FakeQuantize, Granularity, Scheme, WeightQuantizer};
 
 /// One for all rows, or one for each.
@@ -93,9 +92,10 @@ impl<'a> Steps<'a> {
     pub(crate) fn new(layer: &'a Linear, sequence: &Shared<3>) -> Option<Self> {
         let quantizers = acting(&layer.weight, &sequence.tensor)?;
         let tried = tried(layer, quantizers);
-        let bias = layer.bias.as_ref().map(|bias| read(bias.val()));
-        let bias = bias.transpose().ok()?;
-        let epilogue = tried.packed.as_ref()?.epilogue(bias.as_deref());
+        let packed = tried.packed.as_ref()?;
+        let make = |bias: Option<&[f32]>| vec![packed.epilogue(bias)];
+        let copy = |ends: &mut [Epilogue]| ends[0].clone();
+        let epilogue = tried.ends.with(layer.bias.as_ref(), make, copy)?;
         Some(Self {
             quantizers,
             device: sequence.tensor.device(),
@@ -294,6 +294,7 @@ impl Products {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use crate::range::observer::read;
 
     #[test]
     fn rows_are_rounded_once_for_layers_that_round_alike() {

@@ -116,9 +116,9 @@ impl Compared for Convolution {
         Ok(())
     }
 
-    fn compare_speed(&self, others: usize) -> Result<(), String> {
+    fn compare_speed(&self, rest: &Rest) -> Result<(), String> {
         let [_, channels, height, width] = self.values.dims();
-        let (device, rest) = (self.values.device(), Rest::of(others));
+        let device = self.values.device();
         let rounding = Rounding::of(self.factors, &device);
         for packed in &self.codes {
             let groups = packed.groups();
@@ -132,7 +132,7 @@ impl Compared for Convolution {
                 let of_values = || self.of_values(&rounding.apply(&x), groups);
                 let both: [&dyn Fn() -> Tensor<4>; 2] = [&of_values, &|| packed.of_comb(&x)];
                 let of = format!("convolution to {down} × {across} outputs");
-                speed::compare(&device, &rest, both, &of)?;
+                speed::compare(&device, rest, both, &of)?;
             }
         }
         Ok(())

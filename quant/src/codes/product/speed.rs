@@ -21,6 +21,8 @@ pub(crate) struct Speeds {
     pub(super) known: HashMap<String, Result<(), String>>,
     /// Numbers in the rest of the model.
     pub(super) others: usize,
+    /// Kept from comparison to comparison.
+    pub(super) rest: Rest,
 }
 
 impl Speeds {
@@ -29,6 +31,7 @@ impl Speeds {
         Self {
             known: HashMap::new(),
             others: parameters,
+            rest: Rest::default(),
         }
     }
 }
@@ -37,11 +40,13 @@ impl Speeds {
 const BEYOND_CACHES: usize = 1 << 24;
 
 /// What a forward pass reads between two uses of a weight: in a large model none finds its numbers in a cache.
+#[derive(Debug, Default)]
 pub(super) struct Rest(Vec<f32>);
 
 impl Rest {
-    pub(super) fn of(numbers: usize) -> Self {
-        Self(vec![1.0; numbers.min(BEYOND_CACHES)])
+    /// From now on, so many numbers.
+    pub(super) fn resize(&mut self, numbers: usize) {
+        self.0.resize(numbers.min(BEYOND_CACHES), 1.0);
     }
 
     fn read(&self) {

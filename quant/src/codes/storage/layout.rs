@@ -2,6 +2,7 @@
 
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, TensorData};
+use burn_lean_reparam::bits;
 
 use crate::QuantizedTensor;
 use crate::codes::storage::first_element;
@@ -31,9 +32,13 @@ impl Levels {
             _ => last,
         };
         let codes = swapped(tensor.codes(), shape, packed_axis);
-        let mut bytes = match scheme.store {
-            QuantStore::PackedU32(_) => pack_words(&codes, scheme.value.size_bits()),
-            _ => codes.iter().map(|code| *code as u8).collect(),
+        let bytes = codes.iter().map(|code| *code as u8);
+        let mut bytes: Vec<u8> = match scheme.store {
+            QuantStore::PackedU32(_) => {
+                let bits = scheme.value.size_bits();
+                little_endian_words(&bits::pack(bytes, bits as u8), bits)
+            }
+            _ => bytes.collect(),
         };
         let scales = match &self.blocks {
             None => tensor.scale().to_vec(),
@@ -90,7 +95,7 @@ pub(super) fn swapped<T: Copy>(values: &[T], shape: &[usize], axis: usize) -> Ve
         .collect()
 }
 
-/// The bytes of 32-bit words in the order of their bits, whatever the machine's.
+/// The bytes of 32-bit words in the order of their bits, whatever the machine's; and back.
 pub(super) fn little_endian_words(bytes: &[u8], bits: usize) -> Vec<u8> {
     if bits == 8 || cfg!(target_endian = "little") {
         return bytes.to_vec();
@@ -98,19 +103,5 @@ pub(super) fn little_endian_words(bytes: &[u8], bits: usize) -> Vec<u8> {
     let words = bytes.as_chunks::<4>().0.iter();
     words
         .flat_map(|word| u32::from_ne_bytes(*word).to_le_bytes())
-        .collect()
-}
-
-/// Codes in 32-bit words, the first in the lowest bits.
-fn pack_words(codes: &[i16], bits: usize) -> Vec<u8> {
-    let mask = (1_u32 << bits) - 1;
-    let word = |codes: &[i16]| {
-        codes.iter().enumerate().fold(0_u32, |word, (index, code)| {
-            word | (*code as u32 & mask) << (index * bits)
-        })
-    };
-    codes
-        .chunks(32 / bits)
-        .flat_map(|codes| word(codes).to_ne_bytes())
         .collect()
 }

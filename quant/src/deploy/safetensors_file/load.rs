@@ -273,23 +273,13 @@ impl Loader<'_> {
             values.map(|values| to_dtype(values, dtype))
         })?;
         let values = weight.codes().len() * DType::from(dtype).size();
-        let mut report = ConvertedWeight {
-            path: path.to_string(),
-            scheme: weight.scheme().to_string(),
-            shape: weight.shape().to_vec(),
-            bytes: match tensor.dtype() {
-                DType::QFloat(scheme) => quantized_data_len(&scheme, &tensor.shape()),
-                _ => values,
-            },
-            packed_bytes: weight.packed_bytes(),
-            resident_bytes: 0,
-            dequantize: asked,
-            why_once: None,
-            outcome,
-            rounds_activations: false,
-            multiplies_integers: false,
-            mismatch: None,
+        let mut report =
+            ConvertedWeight::new(path, weight.scheme(), weight.shape(), outcome, asked);
+        report.bytes = match tensor.dtype() {
+            DType::QFloat(scheme) => quantized_data_len(&scheme, &tensor.shape()),
+            _ => values,
         };
+        report.packed_bytes = weight.packed_bytes();
         let kernel = report.take(looked_at);
         let dequantize = report.dequantize;
         match &report.outcome {

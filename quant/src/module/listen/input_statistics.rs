@@ -33,7 +33,8 @@ impl Samples {
 /// calibration data, in `O(d²)` memory however many samples there are.
 ///
 /// A sample is one row `x` of the layer's matrix product, of `d` features: a row of a linear
-/// layer's input, a patch of a convolution's ([`patches`](crate::module::patches)).
+/// layer's input, a patch of a convolution's, `channels_in / groups · height · width` numbers in the order of the
+/// weight.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

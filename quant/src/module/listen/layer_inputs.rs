@@ -283,13 +283,12 @@ fn offer<const W: usize, P: Iterator<Item = Vec<Tensor<2>>>>(
 
 /// What each output position of a convolution sees: for each group of channels
 /// `[batch · positions, channels_in / groups · height · width]`, in the order of the weight.
-pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
+fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
     let [_, _, height, width] = x.dims();
-    let (top, bottom, left, right) = padding(layer, height, width);
     let kernel = Kernel {
         size: layer.kernel_size.to_vec(),
         stride: layer.stride.to_vec(),
-        padding: vec![(top, bottom), (left, right)],
+        padding: padding(layer, [height, width]).to_vec(),
         dilation: layer.dilation.to_vec(),
     };
     of_groups(&kernel, layer.groups, x)
@@ -297,17 +296,12 @@ pub fn patches(layer: &Conv2d, x: Tensor<4>) -> Vec<Tensor<2>> {
 
 /// As [`patches`]: for each group of channels
 /// `[batch · positions, channels_in / groups · length]`.
-pub fn patches_1d(layer: &Conv1d, x: Tensor<3>) -> Vec<Tensor<2>> {
+fn patches_1d(layer: &Conv1d, x: Tensor<3>) -> Vec<Tensor<2>> {
     let [_, _, length] = x.dims();
-    let padding = match layer.padding {
-        PaddingConfig1d::Valid => (0, 0),
-        PaddingConfig1d::Explicit(left, right) => (left, right),
-        PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride),
-    };
     let kernel = Kernel {
         size: vec![layer.kernel_size],
         stride: vec![layer.stride],
-        padding: vec![padding],
+        padding: vec![padding_1d(layer, length)],
         dilation: vec![layer.dilation],
     };
     of_groups(&kernel, layer.groups, x)
@@ -325,22 +319,27 @@ pub(crate) fn of_groups<const D: usize>(
     (0..groups).map(of_group).collect()
 }
 
-/// Zeros at the top, bottom, left and right, as the layer itself counts them.
-fn padding(layer: &Conv2d, height: usize, width: usize) -> (usize, usize, usize, usize) {
+/// Zeros before and after each axis, as the layer itself counts them.
+pub(crate) fn padding(layer: &Conv2d, [height, width]: [usize; 2]) -> [(usize, usize); 2] {
     let same = |axis: usize, len| same_padding(len, layer.kernel_size[axis], layer.stride[axis]);
     match layer.padding {
-        PaddingConfig2d::Valid => (0, 0, 0, 0),
-        PaddingConfig2d::Explicit(top, left, bottom, right) => (top, bottom, left, right),
-        PaddingConfig2d::Same => {
-            let (top, bottom) = same(0, height);
-            let (left, right) = same(1, width);
-            (top, bottom, left, right)
-        }
+        PaddingConfig2d::Valid => [(0, 0); 2],
+        PaddingConfig2d::Explicit(top, left, bottom, right) => [(top, bottom), (left, right)],
+        PaddingConfig2d::Same => [same(0, height), same(1, width)],
+    }
+}
+
+/// As [`padding`].
+pub(crate) fn padding_1d(layer: &Conv1d, length: usize) -> (usize, usize) {
+    match layer.padding {
+        PaddingConfig1d::Valid => (0, 0),
+        PaddingConfig1d::Explicit(left, right) => (left, right),
+        PaddingConfig1d::Same => same_padding(length, layer.kernel_size, layer.stride),
     }
 }
 
 /// Zeros before and after an axis, as Burn counts them for `Same`, which does not look at the dilation.
-pub(crate) fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize) {
+fn same_padding(len: usize, kernel_size: usize, stride: usize) -> (usize, usize) {
     let needed = (len.div_ceil(stride).max(1) - 1) * stride + kernel_size;
     let total = needed.saturating_sub(len);
     (total / 2, total - total / 2)

@@ -3,9 +3,8 @@
 use burn_lean_kernels::CodeGrid;
 
 use super::Planner;
-use crate::engine::own::attributes::ints;
 use crate::engine::own::ranging::Ranging;
-use crate::onnx::ENGINE;
+use crate::onnx::Attribute;
 use crate::{DynamicGrid, ElementType, OnnxNode};
 
 /// Whether a node multiplies codes by codes.
@@ -20,8 +19,13 @@ pub(super) fn is_product_of_codes(node: &OnnxNode) -> bool {
 pub(super) fn on_the_fly(node: &OnnxNode) -> Option<DynamicGrid> {
     match node.operator {
         "DynamicQuantizeLinear" => Some(DynamicGrid::uint8()),
-        _ if node.domain == ENGINE => DynamicGrid::of_attribute(&ints(node, "grid")?),
-        _ => None,
+        _ => node
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                Attribute::Grid(grid) => Some(*grid),
+                _ => None,
+            }),
     }
 }
 

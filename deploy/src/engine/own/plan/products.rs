@@ -254,7 +254,7 @@ impl<'a> Planner<'a> {
             };
             let made = match depthwise {
                 true => {
-                    let all = by_tap(&codes, to, taps);
+                    let all = turned(&codes, [1, to, 1, taps]).remove(0);
                     Kernel::DepthwiseCodes(depthwise_of(weight, &all, taps, to)?)
                 }
                 false => {
@@ -282,7 +282,7 @@ impl<'a> Planner<'a> {
             }
             let made = match depthwise {
                 true => {
-                    let all = by_tap(&values, to, taps);
+                    let all = turned(&values, [1, to, 1, taps]).remove(0);
                     Kernel::DepthwiseFloats(depthwise_of(weight, &all, taps, to)?)
                 }
                 false => {
@@ -350,10 +350,4 @@ fn turned<T: Copy>(values: &[T], [groups, outputs, channels, taps]: [usize; 4]) 
         all
     };
     (0..groups).map(group).collect()
-}
-
-/// From `[channels, taps]` to `[taps, channels]`.
-fn by_tap<T: Copy>(values: &[T], channels: usize, taps: usize) -> Vec<T> {
-    let at = |index: usize| values[index % channels * taps + index / channels];
-    (0..channels * taps).map(at).collect()
 }

@@ -60,7 +60,7 @@ impl<'a> Planner<'a> {
                 made = node.outputs.first()?;
             }
             let (at, node) = self.sole(made).filter(|(_, node)| node.operator == "Mul")?;
-            let step = Self::other(node, made)?;
+            let step = node.other(made)?;
             match per_channel(step) {
                 Some(scale) => tail.scale = Some(scale),
                 None => {
@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
             let untouched = tail.clamp.is_none() && tail.gain.is_none();
             match node.operator {
                 "Add" if untouched && tail.bias.is_none() => {
-                    let bias = Self::other(node, tail.output);
+                    let bias = node.other(tail.output);
                     let Some(bias) = bias.and_then(per_channel) else {
                         break;
                     };

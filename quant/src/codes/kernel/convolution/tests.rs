@@ -2,9 +2,11 @@ use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
 use burn::nn::conv::{Conv1dConfig, Conv2dConfig};
+use burn::nn::{PaddingConfig1d, PaddingConfig2d};
 use burn::tensor::Device;
 
 use super::*;
+use crate::codes::kernel::numbers;
 use crate::module::listen::listener::{Listener, listening};
 use crate::module::listen::tap::Tap;
 use crate::module::map_quantizers;
@@ -14,15 +16,6 @@ use crate::{
     ConvertConfig, Dequantize, FakeQuantizeConfig, ForwardQ, Granularity, NumberFormat, QatConfig,
     QuantParams, QuantizedForward, Scheme, WeightConfig, WeightQuantizer, calibrate,
 };
-
-/// Numbers from −1 to 1 without order.
-fn numbers(count: usize, seed: u32) -> Vec<f32> {
-    let number = |index: u32| {
-        let mixed = (index ^ seed.wrapping_mul(0x85EB_CA6B)).wrapping_mul(0x9E37_79B9);
-        ((mixed ^ (mixed >> 15)).wrapping_mul(0x2C1B_3C6D) >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count as u32).map(number).collect()
-}
 
 fn quantized(scheme: Scheme, shape: [usize; 4]) -> QuantizedTensor {
     let count = shape.iter().product();
