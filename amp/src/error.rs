@@ -119,7 +119,8 @@ pub enum AmpError {
     /// No parameter of the model has a gradient.
     #[error(
         "no parameter of the model has a gradient: check that the model is on an autodiff device, \
-         that the loss depends on it, and that the gradients were made from this very model"
+         that the loss depends on it, and that the gradients were made from this very model; of one \
+         that was moved to another device by `to_device` nothing has: move it by `fork`"
     )]
     NoGradients,
     /// The crate was built without the kernels for a backend.
@@ -232,13 +233,23 @@ pub enum AmpError {
     /// A checkpoint of a later step is there.
     #[error(
         "there is a checkpoint of step {latest}, so that of step {step} would never be the newest: \
-         if training went back, give up what came after with `Checkpoints::discard_after`"
+         if training went back, give up what came after with `Checkpoints::discard_after`; if another \
+         training saves there, give each a folder of its own"
     )]
     LaterCheckpoint {
         /// The step to save.
         step: u64,
         /// The newest step.
         latest: u64,
+    },
+    /// Another process, or another thread, writes into the folder of checkpoints.
+    #[error(
+        "another process or thread is writing checkpoints into {folder}: wait for its end, or give each \
+         training a folder of its own"
+    )]
+    CheckpointsInUse {
+        /// The folder.
+        folder: String,
     },
     /// There is no complete checkpoint of a step.
     #[error(

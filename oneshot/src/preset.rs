@@ -72,6 +72,9 @@ pub struct Prune {
 }
 
 /// How many weights of a matrix become zero, and in which shape.
+///
+/// A fraction f of n weights is ⌊f · n⌋ zeros, as in the published methods: for one half 3 of 7, for 0.1 none of 9.
+/// (A `Budget` of burn-lean-prune is rounded the other way: at least that fraction of zeros.)
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Pattern {
     /// A fraction of every weight matrix, wherever they are.

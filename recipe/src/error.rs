@@ -119,7 +119,8 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
-    /// The state folder belongs to another recipe, another identity of the run, or other initial weights.
+    /// The state folder belongs to another recipe, another identity of the run, or another initial model: other
+    /// weights, or others of what they carry, adapters and ranges of quantizers for example.
     #[error(
         "the state in {folder} is that of another run: {field} is {found} here and {kept} there; \
          name another folder, or remove this one"

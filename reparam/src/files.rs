@@ -87,6 +87,20 @@ impl<E> Files<E> {
         self.flush(to.parent().unwrap_or(Path::new(".")))
     }
 
+    /// Makes a folder where there is none, and makes sure that it takes files: that it takes none is found
+    /// out before the work whose results go there.
+    pub fn create_folder(&self, folder: &Path) -> Result<(), E> {
+        fs::create_dir_all(folder).map_err(self.failed("cannot make the folder", folder))?;
+        let probe = folder.join("probe");
+        clear(&probe);
+        // A name of its own, which is locked: others may begin here at the same moment.
+        let taken = beside(&probe).and_then(|(path, mut file)| {
+            let written = file.write_all(b"0");
+            written.and(fs::remove_file(path))
+        });
+        taken.map_err(self.failed("cannot write into the folder", folder))
+    }
+
     /// Names in a folder, which need not be there.
     pub fn names(&self, folder: &Path) -> Result<Vec<String>, E> {
         let entries = match fs::read_dir(folder) {
@@ -269,6 +283,37 @@ mod tests {
             .unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"first");
         assert_eq!(names(folder.path()), ["state.bin"]);
+    }
+
+    #[test]
+    fn a_folder_takes_files_of_all_who_begin_there_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/state");
+        let begin = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let taken = (0..20).map(|_| {
+                        begin.wait();
+                        FILES.create_folder(&path)
+                    });
+                    // Who fails has the others wait no longer.
+                    let taken: Vec<_> = taken.collect();
+                    assert!(taken.iter().all(Result::is_ok), "{taken:?}");
+                });
+            }
+        });
+        assert!(names(&path).is_empty());
+    }
+
+    /// A disk that is gone, say.
+    #[test]
+    fn a_link_that_leads_nowhere_is_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("state");
+        std::os::unix::fs::symlink(folder.path().join("gone/state"), &link).unwrap();
+        let error = FILES.create_folder(&link).unwrap_err();
+        assert!(error.starts_with("cannot make the folder"), "{error}");
     }
 
     /// The half of [`a_process_that_is_killed_holds_no_lock`] that is killed.

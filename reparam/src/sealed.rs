@@ -1,7 +1,7 @@
 //! Safetensors files with a checksum, in the metadata: CRC-32 of the file with zeros in its place.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::{Dtype, SafeTensors, View};
 
@@ -11,8 +11,13 @@ pub const CHECKSUM: &str = "crc32";
 /// escaped, so that it is there once.
 const PLACE: &[u8] = b"\"crc32\":\"";
 const DIGITS: usize = 8;
+/// What a header begins with, after its length, where there are metadata.
+const METADATA: &[u8] = b"{\"__metadata__\":";
+/// Bytes of that length.
+const LENGTH: usize = 8;
 
-/// What a file begins with: the bytes of the tensors follow, in the order that they are put into.
+/// What a file begins with: the bytes of the tensors follow, in the order that they are put into. The same
+/// tensors and metadata make the same file.
 ///
 /// # Errors
 ///
@@ -22,6 +27,8 @@ pub fn seal_head<V: View>(
     mut metadata: HashMap<String, String>,
 ) -> Result<Vec<u8>, String> {
     metadata.insert(CHECKSUM.into(), "0".repeat(DIGITS));
+    let sorted = serde_json::to_string(&metadata.iter().collect::<BTreeMap<_, _>>());
+    let sorted = sorted.map_err(|error| error.to_string())?;
     // As the format's own writer does.
     tensors.sort_by(|(left, one), (right, other)| {
         let by_dtype = other.dtype().cmp(&one.dtype());
@@ -33,6 +40,14 @@ pub fn seal_head<V: View>(
     let mut head = head.map_err(|error| error.to_string())?;
     // It has room for the tensors.
     head.shrink_to_fit();
+    // The format's writer has metadata in the order of the hash map, which is another one each time.
+    let begins = head.get(LENGTH..).unwrap_or_default();
+    let is_there = begins.starts_with(METADATA);
+    let at = LENGTH + METADATA.len();
+    match head.get_mut(at..at + sorted.len()) {
+        Some(unsorted) if is_there => unsorted.copy_from_slice(sorted.as_bytes()),
+        _ => return Err("its header does not begin with the metadata".into()),
+    }
     let at = place(&head).ok_or("its header has no place for a checksum")?;
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&head);
@@ -67,7 +82,7 @@ impl<V: View> View for Described<'_, V> {
 
 /// Where the checksum is.
 fn place(bytes: &[u8]) -> Option<usize> {
-    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let (length, rest) = bytes.split_first_chunk::<LENGTH>()?;
     let header = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
     let found = header.windows(PLACE.len()).position(|part| part == PLACE)?;
     let at = found + PLACE.len();
@@ -101,6 +116,23 @@ mod tests {
     use safetensors::tensor::TensorView;
 
     use super::*;
+
+    /// Caches and comparisons of files go by their bytes.
+    #[test]
+    fn the_same_metadata_make_the_same_head_each_time() {
+        let metadata = || -> HashMap<String, String> {
+            let entries = (0..9).map(|number| (format!("key {number}"), "\"\n".repeat(number)));
+            entries.collect()
+        };
+        let head = || seal_head::<TensorView<'_>>(&mut [], metadata()).unwrap();
+        let first = head();
+        for _ in 0..4 {
+            assert_eq!(head(), first);
+        }
+        let (_, mut found) = unseal(&first).unwrap();
+        assert!(found.remove(CHECKSUM).is_some());
+        assert_eq!(found, metadata());
+    }
 
     #[test]
     fn a_head_and_the_tensors_after_it_are_a_file_of_the_format() {

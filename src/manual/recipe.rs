@@ -83,7 +83,7 @@
 //! # Going on
 //!
 //! With [`with_state`](crate::recipe::Run::with_state) a run that was killed goes on from its last finished
-//! stage or checkpoint. The folder refuses another recipe and other initial weights, and other data where
+//! stage or checkpoint. The folder refuses another recipe and another initial model, and other data where
 //! [`with_identity`](crate::recipe::Run::with_identity) says what the data are.
 //!
 //! # What came out

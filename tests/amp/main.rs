@@ -6,6 +6,7 @@ mod support;
 
 mod audit;
 mod autocast;
+mod checkpoints;
 mod clipping;
 #[cfg(feature = "ndarray")]
 mod devices;

@@ -510,6 +510,42 @@ fn a_broken_step_of_a_run_does_not_get_the_statistics_of_a_copy() {
     });
 }
 
+/// It is on the device without autodiff, which is equal to that with it.
+#[test]
+fn a_first_step_is_skipped_beside_a_frozen_part_for_evaluation() {
+    #[derive(Module, Debug)]
+    struct Both {
+        first: Normalized,
+        second: Normalized,
+    }
+    each_device(|target| {
+        // Another network, and a copy, which has the identities of what is trained.
+        for (is_copy, frozen) in [(false, 0usize), (false, 1), (true, 0), (true, 1)] {
+            let (trained, autocast) = prepared(target);
+            let evaluated = match is_copy {
+                true => trained.valid().no_grad(),
+                false => prepared(target).0.valid().no_grad(),
+            };
+            let (first, second) = match frozen {
+                0 => (evaluated, trained),
+                _ => (trained, evaluated),
+            };
+            let model = Both { first, second };
+            let (mut scaler, mut optim) = (scaler(), SgdConfig::new().init());
+            let student = [&model.second, &model.first][frozen];
+            let grads = gradients(student, &autocast, &mut scaler, 0, f32::INFINITY).unwrap();
+            let model = scaler.step(&mut optim, 0.1, model, grads).unwrap();
+
+            assert!(scaler.report().unwrap().skipped);
+            for (place, part) in [model.first, model.second].iter().enumerate() {
+                let mean = part.norm.running_mean.value();
+                assert_eq!(mean.is_autodiff(), place != frozen, "{is_copy}");
+                assert_eq!(statistics(part), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+            }
+        }
+    });
+}
+
 #[test]
 fn a_skipped_step_leaves_a_struct_alone_that_has_the_name_of_burns() {
     #[derive(Module, Debug)]

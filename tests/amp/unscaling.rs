@@ -5,7 +5,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_lean::amp::{AmpError, GradScaler, GradScalerConfig, LossScale, Speculative};
 
-use crate::model::Mlp;
+use crate::model::{Mlp, bits, one_gradient};
 use crate::support::{each_device, values};
 
 /// Around what one unit, one cube and all cubes of a kernel take.
@@ -295,6 +295,28 @@ fn changed_gradients_are_looked_at_again_and_what_was_found_stays_found() {
             .unwrap()
             .with_gradients(&model, |_| GradientsParams::new());
         assert!(matches!(none, Err(AmpError::NoGradients)));
+    });
+}
+
+/// As one that a program makes on the device of the model.
+#[test]
+fn a_gradient_with_autodiff_is_taken_as_those_without() {
+    each_device(|target| {
+        let tracked = target.device.clone().autodiff();
+        for max_norm in [None, Some(0.5)] {
+            let stepped = |device: &Device| {
+                let model = Mlp::new(1, &tracked);
+                let mut grads = one_gradient(&model, &[4.0, -8.0]);
+                let bias = model.second.bias.as_ref().unwrap().id;
+                grads.register::<1>(bias, Tensor::ones([3], device));
+                let mut scaler = scaler(4.0, max_norm);
+                let optim = &mut SgdConfig::new().init();
+                let model = scaler.step(optim, 0.1, model, grads).unwrap();
+                assert!(model.second.bias.as_ref().unwrap().is_require_grad());
+                bits(&model)
+            };
+            assert_eq!(stepped(&tracked), stepped(&target.device));
+        }
     });
 }
 

@@ -493,6 +493,18 @@ fn batches_that_do_other_things_are_refused() {
     let Err(GraphError::Differs { batch: 2, .. }) = walk else {
         panic!("{walk:?}");
     };
+    // The same operations, of other values.
+    let walk = Walk::record(&model, batches(&device), |model, x| {
+        let rows = x.dims()[0];
+        let y = model.first.forward(x);
+        let active = relu(y.clone());
+        match rows {
+            2 => y + active,
+            _ => active + y,
+        }
+    });
+    let error = walk.map(|_| ()).unwrap_err();
+    assert_says!(error, "that reads operation 1, relu");
     let none = Walk::record(&model, Vec::<Tensor<2>>::new(), |model, x| model.forward(x));
     assert_eq!(none.unwrap_err(), GraphError::NoBatch);
 }

@@ -4,8 +4,8 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
-    GradualConfig, Masks, PruneError, Pruned, PrunerConfig, Ridge, RidgeChoice, Selection,
-    run::StageReport, solver::JudgedRidge,
+    Budget, GradualConfig, GradualPruner, Masks, PruneError, Pruned, PrunerConfig, Ridge,
+    RidgeChoice, Selection, run::StageReport, solver::JudgedRidge,
 };
 use burn_lean::reparam::Rejected;
 
@@ -147,6 +147,29 @@ fn a_stage_whose_sweep_overflows_is_resumed() {
         .unwrap();
     assert_eq!(again.stages.len(), 2);
     assert_eq!(weights(&again), weights(&first));
+}
+
+/// A link that leads nowhere stands for a disk that takes nothing: after a stage its training would be lost.
+#[cfg(unix)]
+#[test]
+fn a_folder_that_takes_no_files_is_refused_before_the_first_stage() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    std::os::unix::fs::symlink(folder.path().join("gone/state"), &state).unwrap();
+
+    let config = config(0.8).with_state(Some(state.clone()));
+    let nothing = |_| -> Vec<Pairs> { unreachable!("no gradient is computed") };
+    let rejected = config.prune(net(&device), loss, nothing).unwrap_err();
+    assert_matches!(rejected.error(), PruneError::Io { .. });
+    assert_eq!(rejected.value().weights(), net(&device).weights());
+
+    let mut gradual = GradualPruner::new(Budget::Sparsity(0.8), 2, 1, 1);
+    gradual.state = Some(state);
+    let nothing = |_| -> Vec<Tensor<2>> { unreachable!("nothing is pruned") };
+    let forward = |net: &Perceptron, x: Tensor<2>| net.forward(x);
+    let rejected = gradual.prune(net(&device), forward, nothing, |net, _| Ok(net));
+    assert_matches!(rejected.unwrap_err().error(), PruneError::Io { .. });
 }
 
 #[test]

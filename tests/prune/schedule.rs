@@ -58,6 +58,30 @@ fn one_stage_is_the_target_and_the_last_stage_hits_it_exactly() {
     }
 }
 
+/// 0.9 + (0.2 − 0.9) is above 0.2: of ten weights it keeps one fewer than a budget of 0.2.
+#[test]
+fn the_first_of_several_stages_is_exactly_the_base() {
+    for (base, target) in [
+        (0.1, 0.9),
+        (0.2, 0.9),
+        (0.1, 0.45),
+        (0.0, 0.0),
+        (BASE, TARGET),
+    ] {
+        for schedule in [
+            SparsitySchedule::Exponential { base },
+            SparsitySchedule::Polynomial { base },
+            SparsitySchedule::Linear { base },
+        ] {
+            for stages in 2..20 {
+                let targets = schedule.targets(target, stages).unwrap();
+                assert_eq!(targets[0], base, "{schedule:?}");
+                assert!(targets.is_sorted(), "{schedule:?}: {targets:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn impossible_schedules_are_refused() {
     let schedule = SparsitySchedule::Linear { base: 0.5 };

@@ -52,6 +52,24 @@ fn files_hold_as_many_bits_as_the_codes_have() {
     });
 }
 
+/// Caches and comparisons of files go by their bytes.
+#[test]
+fn a_model_is_saved_in_the_same_bytes_each_time() {
+    let (_folder, path) = scratch("net.safetensors");
+    each_device(|target| {
+        let net = prepared(full(4), &target.device);
+        let (net, _) = ConvertConfig::new().convert(net).unwrap();
+        let saved = || {
+            save_safetensors(&net, &path).unwrap();
+            std::fs::read(&path).unwrap()
+        };
+        let first = saved();
+        for _ in 0..4 {
+            assert!(saved() == first);
+        }
+    });
+}
+
 /// Burn panics in a debug build when a GPU gives back 36 bytes of codes and 36 of scales.
 #[test]
 fn codes_that_do_not_come_back_are_an_error() {

@@ -24,6 +24,7 @@ mod fold;
 mod granularity;
 mod half_models;
 mod health;
+mod histograms;
 mod in_product;
 mod integer;
 mod layers;

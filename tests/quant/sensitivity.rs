@@ -5,7 +5,8 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_lean::quant::{
-    ForwardQ, MixedPrecisionConfig, QatConfig, QuantError, Schedule, WeightConfig, WeightQuantizer,
+    ForwardQ, Learned, MixedPrecisionConfig, QatConfig, QuantError, Schedule, WeightConfig,
+    WeightQuantizer,
     inspect::{Allocation, AllocationReport, Precision, Sensitivity},
     load_record, load_safetensors, quantizers, save_safetensors, sensitivity,
 };
@@ -441,4 +442,30 @@ fn each_use_of_a_tied_weight_has_its_own_score() {
         "{scores:?} {expected}"
     );
     assert!((scores[1] - 10.0 * scores[0]).abs() < 1e-3, "{scores:?}");
+}
+
+/// Their scores are read together, one on the tape and one off it.
+#[test]
+fn weights_with_learned_scales_and_with_ranges_are_scored_in_one_model() {
+    on_tracked(|device| {
+        let layer = |seed| with_numbers(LinearConfig::new(6, 6).init(&device), seed);
+        let learned = WeightConfig::int(3).with_learned(Learned::Lsq);
+        let learned = QatConfig::new().with_weight(learned).prepare(layer(1));
+        let model = (learned.unwrap(), weights_only(3).prepare(layer(2)).unwrap());
+        let forward =
+            |model: &(Linear, Linear), x: Tensor<2>| model.1.forward(relu(model.0.forward(x)));
+        let x = tensor(9, [4, 6], &device);
+        // The first step of training begins to learn.
+        forward(&model, x.clone());
+        let inner = x.clone().without_autodiff();
+        let found = sensitivity(&model, |model| forward(model, inner.clone()), |_| 0.0).unwrap();
+        let loss = |model: &(Linear, Linear)| forward(model, x.clone()).square().mean();
+        let found = found.with_gradient_scores(&model, loss).unwrap();
+        assert!(
+            found
+                .layers
+                .iter()
+                .all(|layer| layer.second_order > Some(0.0))
+        );
+    });
 }

@@ -2,18 +2,22 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Barrier;
 
-use burn::module::Module;
+use burn::module::{Lora, Module, Param};
 use burn::tensor::{Device, Int, Tensor};
+use burn_lean::quant::{
+    QatConfig, Schedule, Site, fake::Range, module::map_quantizers, qat::set_schedule,
+};
 use burn_lean::recipe::{
     Distillation, Latency, PruneMethod, PruneStage, QuantizeStage, RateSchedule, Recipe,
     RecipeError, Run, ShrinkStage, Task, TrainStage,
 };
-use burn_lean::reparam::each_float;
+use burn_lean::reparam::{PathMapper, Trail, attach, each_float, map_leaf, map_with_path};
 
 use crate::problem::{Net, NetTask, batches, task};
 use crate::support::killed::{as_a_child, child, lives_until_said};
-use crate::support::numbers;
+use crate::support::{numbers, parameters, tensor};
 
 /// The test that child processes run.
 const CHILD: &str = "resume::as_a_child_process";
@@ -207,6 +211,62 @@ fn the_state_of_another_recipe_or_of_other_weights_is_refused() {
     assert!(field.contains("weights"));
 }
 
+/// Adapters that were trained elsewhere.
+struct Adapters(u64);
+
+impl PathMapper for Adapters {
+    fn float<const D: usize>(&mut self, at: &Trail, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match at.is_attached() {
+            true => map_leaf(param, |old| tensor(self.0, old.dims(), &old.device())),
+            false => param,
+        }
+    }
+}
+
+/// The weights are the same, and not all of the model.
+#[test]
+fn the_state_of_other_adapters_or_quantizers_is_refused() {
+    let device = Device::flex();
+    let task = task(&device);
+    let given = || Net::new(16, &device.clone().autodiff());
+    let adapted = |seed| {
+        let adapted = attach(given(), Lora::new(1, 1.0)).unwrap();
+        map_with_path(adapted, &mut Adapters(seed))
+    };
+    let calibrated = |max: f32| {
+        let prepared = QatConfig::new().prepare(given()).unwrap();
+        map_quantizers(prepared, |located| match located.site {
+            Site::Weight => located.quantizer,
+            _ => {
+                let [min, max] = [-max, max].map(|bound| Tensor::from_floats([bound], &device));
+                located.quantizer.with_range(Range { min, max })
+            }
+        })
+    };
+    let scheduled = |step| {
+        let schedule = Schedule::new().with_quantize_from(step);
+        set_schedule(calibrated(1.0), schedule).unwrap()
+    };
+    for [one, other] in [
+        [adapted(1), adapted(2)],
+        [calibrated(1.0), calibrated(2.0)],
+        [scheduled(0), scheduled(1)],
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = Recipe::new();
+        let run = |model: &Net| {
+            let run = Run::new(&recipe).with_latency(Latency::None);
+            run.with_state(folder.path()).run(model.clone(), &task)
+        };
+        run(&one).unwrap();
+        // By now its quantizers know that they are used.
+        run(&one).unwrap();
+        let rejected = run(&other).unwrap_err();
+        assert_matches!(rejected.error(), RecipeError::StateOfAnotherRun { .. });
+        assert_says!(rejected, "the initial weights and of what they carry");
+    }
+}
+
 #[test]
 fn the_state_of_other_data_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -275,6 +335,62 @@ fn a_damaged_stage_is_an_error_and_not_a_model() {
         error.ends_with("remove the state folder to begin anew"),
         "{error}"
     );
+}
+
+/// A finished stage has all that later ones ask of it.
+#[test]
+fn a_part_of_a_finished_stage_may_be_damaged_or_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let tune = TrainStage::new(1, 0.01);
+    let recipe = Recipe::new().with_prune(PruneStage::new(0.5).with_tune(tune));
+    let device = Device::flex();
+    let task = task(&device);
+    let pruned = || -> Result<_, RecipeError> {
+        let run = Run::new(&recipe).with_latency(Latency::None);
+        let model = Net::new(16, &device.clone().autodiff());
+        let outcome = run.with_state(folder.path()).run(model, &task)?;
+        let weights = parameters(&outcome.last().model.valid());
+        Ok((outcome.masks.unwrap(), weights))
+    };
+    let expected = pruned().unwrap();
+    let part = folder.path().join("1-prune-solved");
+    std::fs::write(part.join("model.bpk"), "half a model").unwrap();
+    assert_eq!(pruned().unwrap(), expected);
+    std::fs::remove_dir_all(&part).unwrap();
+    assert_eq!(pruned().unwrap(), expected);
+    // Without both the stage is run again.
+    std::fs::remove_dir_all(folder.path().join("1-prune")).unwrap();
+    assert_eq!(pruned().unwrap(), expected);
+    assert!(part.exists());
+}
+
+/// Each of them has the state, or is told that another one has it.
+#[test]
+fn of_runs_that_begin_in_one_folder_at_once_the_others_are_refused() {
+    let device = Device::flex();
+    let recipe = Recipe::new();
+    let begin = Barrier::new(4);
+    // Whether it had the state.
+    let run = |state: &Path| {
+        let task = task(&device);
+        let model = Net::new(16, &device.clone().autodiff());
+        begin.wait();
+        let run = Run::new(&recipe).with_latency(Latency::None);
+        let ended = run.with_state(state).run(model, &task);
+        if let Err(rejected) = &ended {
+            assert_matches!(rejected.error(), RecipeError::StateInUse { .. });
+        }
+        ended.is_ok()
+    };
+    for _ in 0..10 {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let had = std::thread::scope(|scope| {
+            let runs = [(); 4].map(|()| scope.spawn(|| run(&state)));
+            runs.map(|run| run.join().unwrap())
+        });
+        assert!(had.contains(&true));
+    }
 }
 
 #[test]

@@ -168,6 +168,27 @@ fn a_training_that_goes_on_in_half_precision_has_its_loss_scale() {
 }
 
 #[test]
+fn a_damaged_checkpoint_says_what_to_remove_and_the_one_before_is_gone_on_from() {
+    let recipe = recipe(ComputeDtype::F32);
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let whole = run(&recipe, None, folders[0].path(), usize::MAX).unwrap();
+    let state = folders[1].path();
+    let error = run(&recipe, None, state, 2).unwrap_err();
+    assert_matches!(error, RecipeError::Interrupted { .. });
+    let folder = state.join("0-train.checkpoints");
+    let latest = Checkpoints::new(&folder).latest().unwrap().unwrap();
+    let damaged = folder.join(format!("step-{latest}"));
+    std::fs::write(damaged.join("manifest.json"), []).unwrap();
+
+    let error = run(&recipe, None, state, usize::MAX).unwrap_err();
+    let advice = format!("; remove the folder {} to go on", damaged.display());
+    assert_says!(error, "stage `FP32`", &advice);
+    std::fs::remove_dir_all(&damaged).unwrap();
+    let resumed = run(&recipe, None, state, usize::MAX).unwrap();
+    assert_eq!(parameters(&resumed), parameters(&whole));
+}
+
+#[test]
 fn a_training_without_the_file_that_says_whose_it_is_is_refused() {
     let recipe = recipe(ComputeDtype::F32);
     // Begun, and finished.

@@ -1,6 +1,7 @@
 //! Checkpoints of a plain training loop that survive being killed at any moment.
 
 mod files;
+mod lock;
 mod manifest;
 mod moments;
 mod optimizer_state;
@@ -8,8 +9,8 @@ pub(crate) mod resumable_optimizer;
 
 pub use resumable_optimizer::ResumableOptimizer;
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
@@ -19,6 +20,7 @@ use burn_lean_graph::hooks::check;
 use burn_lean_reparam::column_layout::ready_to_load;
 use burn_lean_reparam::{Rejected, settle};
 use files::{FILES, damaged, io_error, not_written};
+use lock::Lock;
 use manifest::{Manifest, ManifestFile};
 use optimizer_state::{Parameters, load_state};
 
@@ -30,6 +32,9 @@ use crate::{AmpError, GradScaler, scaler::GradScalerRecord};
 /// is complete: after a crash or a kill the newest complete one loads as if nothing had happened,
 /// and a half-written one is never seen. One of the same step is replaced in the same way: at any
 /// moment the old or the new one is there. Every file carries a checksum.
+///
+/// A folder is for one training. Whoever saves locks the file `checkpoints.lock` there meanwhile, where the file
+/// system has locks, and another process or thread that is to write at that moment fails; loading waits for nobody.
 ///
 /// Not in it: the schedule of the learning rate, random numbers, the place in the data, and gradients of a step
 /// that is not complete. A loop that takes them up again goes on as if it had not stopped.
@@ -114,6 +119,7 @@ impl Checkpoints {
     ///
     /// [`AmpError::LaterCheckpoint`] if there is one of a later step: training went back, and what
     /// came after must be given up with [`discard_after`](Self::discard_after) first.
+    /// [`AmpError::CheckpointsInUse`] while another process or thread writes there.
     /// [`AmpError::Io`] or [`AmpError::Record`]; earlier checkpoints are untouched.
     pub fn save<M: Module>(
         &self,
@@ -122,6 +128,7 @@ impl Checkpoints {
         optim: &ModuleOptimizer,
         scaler: &GradScaler,
     ) -> Result<(), AmpError> {
+        let _lock = Lock::of(&self.folder)?;
         if let Some(latest) = self.latest()?
             && latest > step
         {
@@ -175,8 +182,13 @@ impl Checkpoints {
     ///
     /// # Errors
     ///
-    /// [`AmpError::Io`].
+    /// [`AmpError::CheckpointsInUse`] while another process or thread writes there, if there are such
+    /// checkpoints; [`AmpError::Io`].
     pub fn discard_after(&self, step: u64) -> Result<(), AmpError> {
+        if self.latest()?.is_none_or(|latest| latest <= step) {
+            return Ok(());
+        }
+        let _lock = Lock::of(&self.folder)?;
         let steps = self.steps()?;
         steps
             .into_iter()
@@ -256,9 +268,9 @@ impl Checkpoints {
     /// # Errors
     ///
     /// [`AmpError::NoCheckpoint`] for a step without one; [`AmpError::Io`] for a file that cannot be read,
-    /// [`AmpError::Record`] for one that is damaged, of another version, of another model or another kind of
-    /// optimizer, [`AmpError::OptimizerState`] and [`AmpError::OptimizerDtype`]. The model comes back in the
-    /// error, unchanged.
+    /// [`AmpError::Record`] for one that is missing or damaged, with what to remove and where training then goes on,
+    /// or of another version, of another model or another kind of optimizer, [`AmpError::OptimizerState`] and
+    /// [`AmpError::OptimizerDtype`]. The model comes back in the error, unchanged.
     pub fn load<M: Module>(
         &self,
         step: u64,
@@ -306,15 +318,24 @@ impl Checkpoints {
     fn read(&self, step: u64) -> Result<(ModuleRecord, OptimizerRecord, GradScaler), AmpError> {
         let folder = self.path(step);
         if !is_complete(&folder) {
-            return Err(AmpError::NoCheckpoint {
-                step,
-                folder: self.folder.display().to_string(),
-                steps: self.steps()?,
-            });
+            return Err(self.no_checkpoint(step));
         }
+        // For what is damaged alone: what another version wrote is whole, and may be worth keeping.
+        let broken = |path: &Path, reason: &dyn std::fmt::Display| {
+            let advice = self.without(step, &folder);
+            damaged(path, &format!("{reason}; {advice}"))
+        };
+        let read = |path: &Path| {
+            fs::read(path).map_err(|error| match error.kind() {
+                // A process that goes on saving may have removed all of it meanwhile.
+                io::ErrorKind::NotFound if !is_complete(&folder) => self.no_checkpoint(step),
+                io::ErrorKind::NotFound => broken(path, &"it is missing"),
+                _ => io_error("cannot read", path, &error),
+            })
+        };
         let path = folder.join(MANIFEST);
         let manifest: Manifest =
-            serde_json::from_slice(&FILES.read(&path)?).map_err(|error| damaged(&path, &error))?;
+            serde_json::from_slice(&read(&path)?).map_err(|error| broken(&path, &error))?;
         if manifest.version != VERSION {
             return Err(damaged(
                 &path,
@@ -332,14 +353,14 @@ impl Checkpoints {
         }
         let checked = |name: &str| {
             let path = folder.join(name);
-            let bytes = FILES.read(&path)?;
+            let bytes = read(&path)?;
             match manifest.files.iter().find(|file| file.name == name) {
                 Some(file)
                     if file.bytes == bytes.len() && file.crc32 == crc32fast::hash(&bytes) =>
                 {
                     Ok((path, bytes))
                 }
-                _ => Err(damaged(&path, &"its checksum does not match the manifest")),
+                _ => Err(broken(&path, &"its checksum does not match the manifest")),
             }
         };
         let (path, bytes) = checked(MODEL)?;
@@ -352,6 +373,30 @@ impl Checkpoints {
         let scaler: GradScalerRecord =
             serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
         Ok((model, optim, GradScaler::from_record(scaler)?))
+    }
+
+    fn no_checkpoint(&self, step: u64) -> AmpError {
+        match self.steps() {
+            Ok(steps) => AmpError::NoCheckpoint {
+                step,
+                folder: self.folder.display().to_string(),
+                steps,
+            },
+            Err(error) => error,
+        }
+    }
+
+    /// What to remove of a damaged checkpoint of `step` in `folder`, and where training then goes on.
+    fn without(&self, step: u64, folder: &Path) -> String {
+        let replaced = self.named(STEP, step);
+        // What it was to replace may still be there.
+        let is_left = |other: &u64| *other != step || replaced != folder && is_complete(&replaced);
+        let steps = self.steps().unwrap_or_default();
+        let then = match steps.into_iter().rfind(is_left) {
+            Some(latest) => format!("go on from step {latest}"),
+            None => "begin anew".into(),
+        };
+        format!("remove the folder {} to {then}", folder.display())
     }
 
     /// Where a complete checkpoint is.

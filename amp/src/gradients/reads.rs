@@ -1,6 +1,6 @@
 //! Reads from several devices.
 
-use burn::tensor::{Device, Tensor, TensorData, Transaction};
+use burn::tensor::{Device, Tensor, TensorData, Transaction, kind};
 
 use crate::AmpError;
 
@@ -15,8 +15,10 @@ impl Reads {
     /// Adds a tensor; its place among the results is that of its registration.
     pub(crate) fn register<const D: usize, K>(&mut self, tensor: Tensor<D, K>)
     where
-        K: burn::tensor::kind::Transaction,
+        K: kind::Transaction + kind::Autodiff,
     {
+        // One transaction takes no tensors with autodiff beside others, whose devices are equal.
+        let tensor = tensor.without_autodiff();
         let device = tensor.device();
         let known = self.transactions.iter_mut().find(|(of, ..)| *of == device);
         match known {

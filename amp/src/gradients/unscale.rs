@@ -160,7 +160,10 @@ impl FloatVisitor for Unscale {
             return;
         }
         let given = self.scaled.as_mut().unwrap_or(&mut self.out.grads);
-        let Some(grad) = given.remove::<D>(param.id) else {
+        // One that was made by hand may be on the device of the model, with autodiff: Burn's backward pass and its
+        // optimizers know gradients without.
+        let grad = given.remove::<D>(param.id).map(Tensor::without_autodiff);
+        let Some(grad) = grad else {
             return;
         };
         self.out.parameters.push((param.id, path.to_string()));

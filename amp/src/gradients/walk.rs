@@ -41,9 +41,12 @@ impl<V: FloatVisitor> FloatVisitor for Once<'_, V> {
     }
 }
 
+/// `tensor` on `device` as a constant: without autodiff, whatever the two have. Devices are equal with it and
+/// without, and beside a tensor without it, one that has it would hand it on.
 pub(crate) fn same_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    let tensor = tensor.without_autodiff();
     match tensor.device() == *device {
         true => tensor,
-        false => tensor.to_device(device),
+        false => tensor.to_device(&device.clone().without_autodiff()),
     }
 }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap as HashMap;
 use crate::graph::describe::{describe, operands, rename};
 use crate::graph::rows;
 use crate::interpret::name;
-use crate::{Graph, GraphError};
+use crate::{Graph, GraphError, Node};
 
 /// The graph with its tensors numbered in the order in which they are first named and the rows of its linear
 /// layers folded, so that equal forward passes are equal graphs.
@@ -61,8 +61,17 @@ pub(super) fn check(first: &Graph, other: &Graph, batch: usize) -> Result<(), Gr
                 .map(|out| out.id)
                 .eq(b.outputs().map(|out| out.id));
         if !same {
-            let say = |node: crate::Node<'_>| format!("operation {}, {node:?}", node.index());
-            return differs(say(two), say(one));
+            let (reads, other_reads) = (operands(first, a), operands(other, b));
+            let read = reads.iter().zip(&other_reads);
+            // Of the same operation, what it reads tells them apart.
+            return match read.into_iter().find(|(one, two)| one != two) {
+                Some((x, y)) if name(a) == name(b) => {
+                    let say =
+                        |node: Node<'_>, of: String| format!("{}, that reads {of}", say(node));
+                    differs(say(two, origin(other, *y)), say(one, origin(first, *x)))
+                }
+                _ => differs(say(two), say(one)),
+            };
         }
     }
     let count = |graph: &Graph| format!("{} operations", graph.operations.len());
@@ -85,4 +94,21 @@ pub(super) fn check(first: &Graph, other: &Graph, batch: usize) -> Result<(), Gr
         );
     }
     Ok(())
+}
+
+fn say(node: Node<'_>) -> String {
+    format!("operation {}, {node:?}", node.index())
+}
+
+/// Where a tensor comes from, in the words of an error.
+fn origin(graph: &Graph, tensor: TensorId) -> String {
+    let is_made = |node: &Node<'_>| node.operation().outputs().any(|made| made.id == tensor);
+    if let Some(parameter) = graph.parameters.iter().find(|one| one.tensor == tensor) {
+        return format!("`{}`", parameter.path);
+    }
+    match graph.nodes().find(is_made) {
+        Some(node) => say(node),
+        None if graph.inputs.contains(&tensor) => "an input".into(),
+        None => "a constant".into(),
+    }
 }

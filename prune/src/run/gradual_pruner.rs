@@ -233,7 +233,7 @@ impl GradualPruner {
         };
         let (mut stages, mut last) = (Vec::new(), None);
         if let Some(store) = &store {
-            let (loaded, done) = store.resume(model)?;
+            let (loaded, done) = store.resume(model, budgets.len())?;
             model = loaded;
             if let Some(done) = done {
                 let selection = match self.selection(&model) {

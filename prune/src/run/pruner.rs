@@ -204,7 +204,7 @@ impl PrunerConfig {
         };
         let Start { budgets, store } = start;
         let (mut model, mut done) = match &store {
-            Some(store) => store.resume(model)?,
+            Some(store) => store.resume(model, budgets.len())?,
             None => (own_copy(&model), None),
         };
         // A loaded model has the identities of its record.

@@ -70,7 +70,8 @@ impl SparsitySchedule {
         let mut targets: Vec<f64> = (0..stages)
             .map(|stage| self.target(sparsity, base, stages as f64, stage as f64))
             .collect();
-        // The formulas end at s up to rounding; k must not depend on that.
+        // The formulas begin at b and end at s up to rounding; k must not depend on that.
+        targets[0] = base;
         targets[stages - 1] = sparsity;
         Ok(targets)
     }

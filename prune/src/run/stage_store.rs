@@ -82,11 +82,21 @@ impl StageStore {
     }
 
     /// The model after the newest finished stage, or a copy of it as it is without one.
+    ///
+    /// Where a stage of so many is left to do, the folder has to take files: without, that one would be lost.
     pub(crate) fn resume<M: Module, R: DeserializeOwned>(
         &self,
         model: M,
+        stages: usize,
     ) -> Result<Resumed<M, R>, Rejected<M, PruneError>> {
-        let (done, record) = match self.newest() {
+        let newest = self.newest::<R>().and_then(|newest| {
+            let finished = newest.as_ref().map_or(0, |(done, _)| done.reports.len());
+            if finished < stages {
+                FILES.create_folder(&self.folder)?;
+            }
+            Ok(newest)
+        });
+        let (done, record) = match newest {
             Ok(Some(newest)) => newest,
             // Running statistics, too, which clones of the caller's, a teacher say, share.
             Ok(None) => return Ok((own_copy(&model), None)),

@@ -69,6 +69,24 @@ pub(crate) fn fake_quantize_as<const D: usize>(
     })
 }
 
+/// 1 for each value that [`fake_quantize`] clips, 0 for the others, in F32 and without gradient: those whose rounded
+/// number is beyond the format before it is clamped, and NaN.
+pub(crate) fn clipped<const D: usize>(
+    x: Tensor<D>,
+    qparams: &QuantParams,
+    scheme: &Scheme,
+) -> Tensor<D> {
+    let dtype = DType::F32;
+    let Some((rule, QuantParams { scale, zero_point })) = Rule::new(dtype, &x, qparams, scheme)
+    else {
+        return x;
+    };
+    rule.in_whole_groups(dtype, x, |x, rule| {
+        let [scale, zero_point] = [scale, zero_point].map(Tensor::into_dispatch);
+        Dispatch::clipped(x, scale, zero_point, rule)
+    })
+}
+
 /// The largest number of F16.
 const LARGEST_HALF: f32 = 65504.0;
 

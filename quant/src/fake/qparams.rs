@@ -41,6 +41,15 @@ impl QuantParams {
         Self { scale, zero_point }
     }
 
+    /// What learned ones stand for: a scale above zero, and a zero point that is a number of the scheme.
+    pub(crate) fn usable(self, scheme: &Scheme) -> Self {
+        let zero_point = self.zero_point.round();
+        Self {
+            scale: self.scale.clamp_min(Self::EPSILON),
+            zero_point: zero_point.clamp(scheme.quant_min(), scheme.quant_max()),
+        }
+    }
+
     /// The dtype that everything is computed in; gradients go back through the cast.
     pub(crate) fn in_f32(&self) -> Self {
         let of = |qparam: &Tensor<1>| qparam.clone().cast(FloatDType::F32);

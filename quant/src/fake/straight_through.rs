@@ -11,7 +11,8 @@ use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::Checkpoi
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
-use burn::backend::{Autodiff, Backend, backend_extension};
+use burn::backend::{Autodiff, AutodiffBackend, Backend, backend_extension};
+use burn::tensor::FloatDType;
 
 use crate::fake::kernel::{Kernel, Rule, Wanted};
 use crate::{QuantParams, fake::LearnedGradient};
@@ -41,6 +42,14 @@ pub(crate) trait StraightThrough: Backend {
         rule: Rule,
         gradient: LearnedGradient,
     ) -> FloatTensor<Self>;
+
+    /// 1 where `x` was clipped or is NaN, 0 elsewhere; no gradient.
+    fn clipped(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: Rule,
+    ) -> FloatTensor<Self>;
 }
 
 impl<B: Kernel> StraightThrough for B {
@@ -62,6 +71,16 @@ impl<B: Kernel> StraightThrough for B {
     ) -> FloatTensor<Self> {
         let (scale, zero_point) = usable::<Self>(scale, zero_point, &rule);
         Self::quantize_dequantize(x, scale, zero_point, &rule)
+    }
+
+    fn clipped(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: Rule,
+    ) -> FloatTensor<Self> {
+        let (_, clipped) = Self::quantize_dequantize_masked(x, scale, zero_point, &rule);
+        Self::bool_into_float(clipped, FloatDType::F32)
     }
 }
 
@@ -130,6 +149,16 @@ impl<B: StraightThrough + Kernel, C: CheckpointStrategy> StraightThrough for Aut
             ),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
+    }
+
+    fn clipped(
+        x: FloatTensor<Self>,
+        scale: FloatTensor<Self>,
+        zero_point: FloatTensor<Self>,
+        rule: Rule,
+    ) -> FloatTensor<Self> {
+        let [x, scale, zero_point] = [x, scale, zero_point].map(|tensor| tensor.into_parts().0);
+        Self::from_inner(B::clipped(x, scale, zero_point, rule))
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::module::Module;
-use burn::tensor::{FloatDType, Tensor, Transaction};
+use burn::tensor::{Tensor, Transaction};
 use serde::{Deserialize, Serialize};
 
 use crate::format::groups::Groups;
@@ -38,7 +38,8 @@ pub struct QuantizerHealth {
     /// Signal to quantization noise ratio, 10 · log₁₀(Σx² / Σ(x−y)²), in dB; infinite without noise.
     #[serde(with = "crate::table::float")]
     pub sqnr: f64,
-    /// Fraction of the values that were clipped, 0 to 1.
+    /// Fraction of the values that were clipped, 0 to 1: those whose rounded number was beyond the format, which get no
+    /// gradient in [`fake_quantize`](crate::fake_quantize()).
     pub clipped: f64,
     /// Channels that are nothing but zeros once quantized; per-channel schemes only.
     pub dead_channels: Option<usize>,
@@ -174,14 +175,8 @@ impl Sums {
 fn totals(seen: &Seen<'_>) -> Tensor<1> {
     let (x, y) = (seen.x.clone(), seen.y.clone());
     let signal = x.clone().square().sum();
-    let noise = (x.clone() - y).square().sum();
-    let format = seen.scheme.format;
-    // Half a step beyond the last number rounds to it.
-    let margin = if format.is_int() { 0.5 } else { 0.0 };
-    let steps = x / seen.scale.clone() + seen.zero_point.clone();
-    let above = steps.clone().greater_elem(format.quant_max() + margin);
-    let below = steps.lower_elem(format.quant_min() - margin);
-    let clipped = above.bool_or(below).float().cast(FloatDType::F32).sum();
+    let noise = (x - y).square().sum();
+    let clipped = seen.clipped.clone().sum();
     Tensor::cat(vec![signal, noise, clipped], 0)
 }
 

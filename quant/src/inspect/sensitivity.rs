@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, FloatDType, Tensor, Transaction};
+use burn::tensor::{FloatDType, Tensor, Transaction};
+use burn_lean_graph::model_device;
 use burn_lean_reparam::{FloatVisitor, evaluated_with_gradients, visit_floats};
 use serde::{Deserialize, Serialize};
 
@@ -137,7 +138,7 @@ impl Sensitivity {
         model: &M,
         loss: impl FnOnce(&M) -> Tensor<1>,
     ) -> Result<Self, QuantError> {
-        if !model.devices().iter().any(Device::is_autodiff) {
+        if !model_device(model).is_some_and(|device| device.is_autodiff()) {
             return Err(QuantError::NoGradients);
         }
         let float_model = quantized_only(model, |_| false);
@@ -270,7 +271,9 @@ impl WeightVisitor for Scores {
         let quantized = quantizer.forward(weight.clone());
         // Half precision has no squares of small numbers.
         let gradient = gradient.without_autodiff().cast(FloatDType::F32);
-        let change = (quantized - weight).cast(FloatDType::F32) * gradient;
+        // Of a learned scale with autodiff, of a fixed range without: they are read together.
+        let change = (quantized - weight).without_autodiff();
+        let change = change.cast(FloatDType::F32) * gradient;
         let scores = vec![change.clone().sum(), change.square().sum().mul_scalar(0.5)];
         self.found.insert(path.to_string(), Tensor::cat(scores, 0));
     }

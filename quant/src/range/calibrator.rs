@@ -3,14 +3,51 @@
 use crate::range::histogram::Histogram;
 use crate::{NumberFormat, Scheme};
 
-/// The largest code for magnitudes: all codes of the scheme if nothing is negative, else those of
-/// one side of zero.
-pub(crate) fn largest_code(scheme: &Scheme, lowest: f32) -> f32 {
-    let codes = scheme.quant_max() - scheme.quant_min();
-    match scheme.mapping.is_symmetric() || lowest < 0.0 {
-        true if scheme.format.is_int() => (codes / 2.0).floor(),
-        true => scheme.quant_max(),
-        false => codes,
+/// The numbers of a grid on the side of zero where the magnitudes are larger.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Side {
+    /// Numbers for each unit: 1 / scale.
+    per_unit: f32,
+    /// The last of the integers.
+    largest: f32,
+}
+
+impl Side {
+    /// That of a range which ends at `magnitude`, and across zero there too, or at `opposite` if that is nearer.
+    pub(crate) fn of(scheme: &Scheme, magnitude: f32, opposite: f32) -> Self {
+        let codes = scheme.quant_max() - scheme.quant_min();
+        if scheme.mapping.is_symmetric() {
+            let largest = match scheme.format.is_int() {
+                true => (codes / 2.0).floor(),
+                false => scheme.quant_max(),
+            };
+            return Self::ending_at(largest, magnitude);
+        }
+        // As a share, since the whole may be more than the largest number.
+        let share = opposite.min(magnitude) / magnitude;
+        let across = codes * (share / (1.0 + share));
+        let across = match opposite < magnitude {
+            true => across.round_ties_even(),
+            // One side of as many magnitudes has a code more where they are odd, and either may: the mean.
+            false => across,
+        };
+        Self {
+            per_unit: codes / (1.0 + share) / magnitude,
+            largest: codes - across,
+        }
+    }
+
+    /// Whose number `largest` stands for `magnitude`.
+    fn ending_at(largest: f32, magnitude: f32) -> Self {
+        Self {
+            per_unit: largest / magnitude,
+            largest,
+        }
+    }
+
+    /// How many integers there are, with 0.
+    pub(crate) fn levels(self) -> usize {
+        self.largest as usize + 1
     }
 }
 
@@ -55,6 +92,18 @@ fn stride(bins: usize) -> usize {
 ///
 /// `largest` is the code of the largest magnitude, 127 for INT8.
 pub fn mse(magnitudes: &Histogram, format: NumberFormat, largest: f32, start_bin: usize) -> f32 {
+    least_squares(magnitudes, format, start_bin, |magnitude| {
+        Side::ending_at(largest, magnitude)
+    })
+}
+
+/// As [`mse`], where the grid depends on the magnitude that it ends at.
+pub(crate) fn least_squares(
+    magnitudes: &Histogram,
+    format: NumberFormat,
+    start_bin: usize,
+    side: impl Fn(f32) -> Side,
+) -> f32 {
     let bins = magnitudes.counts().len();
     let centre = |index| (magnitudes.edge(index) + magnitudes.edge(index + 1)) / 2.0;
     let centres: Vec<f32> = (0..bins).map(centre).collect();
@@ -63,16 +112,16 @@ pub fn mse(magnitudes: &Histogram, format: NumberFormat, largest: f32, start_bin
         .copied()
         .zip(magnitudes.counts().iter().copied());
     let filled: Vec<(f32, f64)> = counted.filter(|(_, count)| *count != 0.0).collect();
-    let round = |x: f32| match format.is_int() {
-        true => x.round_ties_even().min(largest),
-        false => format.round(x),
-    };
     let error = |highest: f32| -> f64 {
-        let scale = largest / highest;
+        let Side { per_unit, largest } = side(highest);
+        let round = |x: f32| match format.is_int() {
+            true => x.round_ties_even().min(largest),
+            false => format.round(x),
+        };
         filled
             .iter()
             .map(|(centre, count)| {
-                let error = f64::from(round(centre * scale) / scale - centre);
+                let error = f64::from(round(centre * per_unit) / per_unit - centre);
                 error * error * count
             })
             .sum()
@@ -98,6 +147,15 @@ pub fn mse(magnitudes: &Histogram, format: NumberFormat, largest: f32, start_bin
 /// Without levels.
 pub fn entropy(magnitudes: &Histogram, levels: usize, start_bin: usize) -> f32 {
     assert!(levels > 0, "there is at least one level to quantize to");
+    least_entropy(magnitudes, start_bin, |_| levels)
+}
+
+/// As [`entropy`], where the number of levels, at least 1, depends on the edge.
+pub(crate) fn least_entropy(
+    magnitudes: &Histogram,
+    start_bin: usize,
+    levels: impl Fn(f32) -> usize,
+) -> f32 {
     let mut counts = magnitudes.counts().to_vec();
     if let [first, second, ..] = counts.as_mut_slice() {
         *first = *second;
@@ -110,6 +168,7 @@ pub fn entropy(magnitudes: &Histogram, levels: usize, start_bin: usize) -> f32 {
         let (kept, clipped) = counts.split_at(end);
         let mut reference = kept.to_vec();
         reference[end - 1] += clipped.iter().sum::<f64>();
+        let levels = levels(magnitudes.edge(end));
         let divergence = relative_entropy(&reference, &merged(kept, levels));
         // NaN, of a histogram without values, is never best.
         if best.is_none_or(|(_, least)| divergence <= least) {

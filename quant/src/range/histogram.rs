@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::range::calibrator;
+use crate::range::calibrator::{self, Side};
 use crate::{QuantError, Scheme};
 
 /// How a range is chosen from a histogram.
@@ -25,11 +25,15 @@ pub enum RangeMethod {
         percent: f64,
     },
     /// The magnitude whose quantization has the least squared error: NVIDIA's mse calibration.
+    ///
+    /// From 1/16 of the largest magnitude on; theirs is of the first batch, here it is of all. Theirs is for
+    /// symmetric grids. Of an affine one the side of zero with the smaller magnitudes has the codes that its own
+    /// largest value needs, or the magnitude if that is less, and the other side has all others.
     Mse,
     /// The magnitude whose quantization has the least relative entropy to the values: NVIDIA's
     /// entropy calibration.
     ///
-    /// From 1/16 of the largest magnitude on; theirs is of the first batch, here it is of all.
+    /// From 1/16 of the largest magnitude on, and with the codes of an affine grid, as [`Mse`](Self::Mse).
     Entropy,
 }
 
@@ -248,16 +252,18 @@ impl Histogram {
         lowest: f32,
         highest: f32,
     ) -> (f32, f32) {
+        // Where the side of zero with the smaller magnitudes ends.
+        let opposite = highest.min(-lowest).max(0.0);
+        let side = |magnitude: f32| Side::of(scheme, magnitude, opposite);
         let magnitude = match method {
             RangeMethod::Search => return calibrator::search(self, scheme),
             RangeMethod::Percentile { percent } => self.percentile(percent),
             RangeMethod::Mse => {
-                let largest = calibrator::largest_code(scheme, lowest);
-                calibrator::mse(self, scheme.format, largest, self.start_bin())
+                calibrator::least_squares(self, scheme.format, self.start_bin(), side)
             }
             RangeMethod::Entropy => {
-                let largest = calibrator::largest_code(scheme, lowest);
-                calibrator::entropy(self, largest as usize + 1, self.start_bin())
+                let levels = |magnitude: f32| side(magnitude).levels();
+                calibrator::least_entropy(self, self.start_bin(), levels)
             }
         };
         (lowest.max(-magnitude), highest.min(magnitude))
@@ -277,7 +283,7 @@ impl Histogram {
 
     /// Smallest range that is tried, in bins: 128, as upstream, of the usual 2048.
     fn start_bin(&self) -> usize {
-        128.min(self.counts.len() / 2)
+        self.counts.len() / 16
     }
 
     /// As numbers of a record: both ends, then the counts. Empty: zeros.

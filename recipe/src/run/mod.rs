@@ -1,6 +1,7 @@
 //! Doing what a recipe says: stage after stage, from where an earlier run was ended.
 
 mod check;
+mod checksum;
 mod dtype;
 mod progress;
 mod prune;
@@ -20,13 +21,14 @@ use burn_lean_reparam::Rejected;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use checksum::checksum;
 use progress::Listener;
 pub use progress::Progress;
 use quantize::Source;
-use session::{Examples, Outputs, Session, Shipped, checksum, load, own};
+use session::{Examples, Outputs, Session, Shipped, load, own};
 
 use crate::state::State;
-use crate::state::files::create_folder;
+use crate::state::files::FILES;
 use crate::{Recipe, RecipeError, Row, Task, TrainStage};
 
 /// Where the latency of a model is measured, with one example.
@@ -65,6 +67,17 @@ pub struct StageOutcome<M> {
     pub model: M,
     /// Whether its batch normalizations went into the layers before them.
     pub folded: bool,
+}
+
+impl<M> StageOutcome<M> {
+    /// Of a stage that folds nothing.
+    fn new(row: Row, model: M) -> Self {
+        Self {
+            row,
+            model,
+            folded: false,
+        }
+    }
 }
 
 /// What came out of a recipe.
@@ -236,7 +249,7 @@ impl<'a> Run<'a> {
         let weights = checksum(model);
         session.check(model)?;
         if let Some(folder) = &self.output {
-            create_folder(folder)?;
+            FILES.create_folder(folder)?;
         }
         session.state = State::open(self.state.as_deref(), self.recipe, &self.identity, weights)?;
         let session = session;

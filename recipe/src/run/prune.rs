@@ -24,45 +24,29 @@ impl<M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, '_, '_, M, I, 
         done: Option<&str>,
     ) -> Result<(StageOutcome<M>, Masks), RecipeError> {
         let name = after(done, plan.name());
-        let mut masks = None;
-        let outcome = self.stage(
+        let (outcome, masks) = self.stage_with_masks(
             KEY,
             &name,
             |record| load(own(dense), record),
             || {
-                let (model, found) = self.solved(plan, dense, teacher, &name)?;
+                let (model, masks) = self.solved(plan, dense, teacher, &name)?;
                 let model = match &plan.tune {
                     Some(tune) if plan.method != PruneMethod::Gradual => {
-                        let masked = found.attach(own(&model))?;
+                        let masked = masks.attach(own(&model))?;
                         let model = self.trained(KEY, &name, tune, masked, Some(teacher))?;
                         model.materialize()
                     }
                     _ => model,
                 };
-                masks = Some(found);
-                Ok(model)
+                Ok((model, Some(masks)))
             },
             |model| {
                 let file = SparseRecord::from_module(&model.valid())?.to_bytes()?;
                 Ok(Shipped { model, file })
             },
         )?;
-        let masks = match masks {
-            Some(masks) => masks,
-            None => self.masks()?,
-        };
+        let masks = masks.ok_or_else(|| self.state.lacks(KEY, "masks"))?;
         Ok((outcome, masks))
-    }
-
-    /// The masks that an earlier run found.
-    fn masks(&self) -> Result<Masks, RecipeError> {
-        let kept = self.state.finished(SOLVED)?;
-        let masks = kept.and_then(|(_, kept)| kept.masks);
-        masks.ok_or_else(|| RecipeError::Io {
-            action: "cannot read",
-            path: SOLVED.into(),
-            reason: "the masks of the pruned model are gone".into(),
-        })
     }
 
     /// The model with zeros, before it is trained (of `gradual`: at the end), and where they are.

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, Param};
+use burn::module::Module;
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_lean_deploy::{Export, Form};
 use burn_lean_graph::{Tensors, model_device};
-use burn_lean_prune::Batch;
+use burn_lean_prune::{Batch, Masks};
 use burn_lean_quant::{load_record, save_safetensors};
-use burn_lean_reparam::{PathVisitor, Trail, each_plain_float, own_copy, visit_with_path};
+use burn_lean_reparam::{each_plain_float, own_copy};
 
 use super::progress::Listener;
 use super::train::Trainer;
@@ -146,8 +146,22 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         make: impl FnOnce() -> Result<M, RecipeError>,
         ship: impl Fn(M) -> Result<Shipped<M>, RecipeError>,
     ) -> Result<StageOutcome<M>, RecipeError> {
+        let made = self.stage_with_masks(key, name, load, || Ok((make()?, None)), ship);
+        Ok(made?.0)
+    }
+
+    /// The same of a stage that may also make masks, which are kept with the model.
+    pub(crate) fn stage_with_masks(
+        &self,
+        key: &str,
+        name: &str,
+        load: impl FnOnce(ModuleRecord) -> Result<M, RecipeError>,
+        make: impl FnOnce() -> Result<(M, Option<Masks>), RecipeError>,
+        ship: impl Fn(M) -> Result<Shipped<M>, RecipeError>,
+    ) -> Result<(StageOutcome<M>, Option<Masks>), RecipeError> {
         let finished = self.state.finished(key)?;
-        let finished = finished.and_then(|(record, kept)| Some((record, kept.row?, kept.latency)));
+        let finished =
+            finished.and_then(|(record, mut kept)| Some((record, kept.row.take()?, kept)));
         // Another device may have trained it, in another dtype: row, file and progress have one name.
         let name = match &finished {
             Some((_, row, _)) => row.stage.clone(),
@@ -158,28 +172,24 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         self.listener().tell(&Progress::Started {
             stage: name.to_string(),
         })?;
-        if let Some((record, mut row, latency)) = finished {
+        if let Some((record, mut row, kept)) = finished {
             let Shipped { model, file } = load(record).and_then(&ship).map_err(at)?;
             // The same tensors, with identities of their own.
             row.bytes = self.write(name, file)?;
             if row.accuracy.is_none() {
                 row.accuracy = self.accuracy(&model.valid()).map_err(at)?;
             }
-            if latency != self.run.latency.name() {
+            if kept.latency != self.run.latency.name() {
                 // That of another place is not to be compared with.
                 row.latency_ms = self.latency(&model.valid()).map_err(at)?;
             }
             self.state.tidy(key)?;
             self.listener()
                 .tell(&Progress::Finished { row: row.clone() })?;
-            return Ok(StageOutcome {
-                row,
-                model,
-                folded: false,
-            });
+            return Ok((StageOutcome::new(row, model), kept.masks));
         }
         let start = Instant::now();
-        let made = make().map_err(at)?;
+        let (made, masks) = make().map_err(at)?;
         let seconds = start.elapsed().as_secs_f64();
         let Shipped { model, file } = ship(made.clone()).map_err(at)?;
         // Before anything that may fail: a stage can take hours.
@@ -187,7 +197,7 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         let row = self.measure(name, &model, bytes, seconds).map_err(at)?;
         let kept = Kept {
             row: Some(row.clone()),
-            masks: None,
+            masks: masks.clone(),
             seconds,
             latency: self.run.latency.name().into(),
         };
@@ -199,11 +209,7 @@ impl<'r, 'a, M: Module, I: Examples, T: Examples, O: Outputs> Session<'_, 'r, 'a
         self.state.tidy(key)?;
         self.listener()
             .tell(&Progress::Finished { row: row.clone() })?;
-        Ok(StageOutcome {
-            row,
-            model,
-            folded: false,
-        })
+        Ok((StageOutcome::new(row, model), masks))
     }
 
     /// Trains `model` as the plan says, from its latest checkpoint.
@@ -351,34 +357,6 @@ pub(crate) fn own<M: Module>(model: &M) -> M {
         true => own_copy(model),
         false => model.valid().train(),
     }
-}
-
-/// CRC-32 of the tensors of a model, but those of reparameterizations.
-pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
-    let mut sum = Checksum(crc32fast::Hasher::new());
-    visit_with_path(&model.valid(), &mut sum);
-    sum.0.finalize()
-}
-
-struct Checksum(crc32fast::Hasher);
-
-impl Checksum {
-    fn add(&mut self, at: &Trail, data: impl FnOnce() -> TensorData) {
-        if !at.is_attached() {
-            self.0.update(at.path().as_bytes());
-            self.0.update(data().as_bytes());
-        }
-    }
-}
-
-impl PathVisitor for Checksum {
-    fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
-        self.add(at, || param.base().to_data());
-    }
-
-    burn_lean_reparam::visit_kinds!(int, bool: |self, at, param| {
-        self.add(at, || param.val().to_data());
-    });
 }
 
 /// The median of what `run` takes, in milliseconds.

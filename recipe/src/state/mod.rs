@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! DIR/run.lock              locked by the run that writes here
-//! DIR/run.json              the recipe, what the caller identifies the run by, and a checksum of the weights
+//! DIR/run.json              the recipe, what the caller identifies the run by, and a checksum of the model
 //!                           that it began with
 //! DIR/0-train/              a finished stage: model.bpk, stage.toml
+//! DIR/1-prune-solved/       a finished part of a stage, which nobody reads when the stage is finished
 //! DIR/1-prune.checkpoints/  of a training in progress
 //! DIR/1-prune.solver/       finished stages of CHITA
 //! DIR/partial-…             being written
@@ -24,7 +25,7 @@ use burn::tensor::Bytes;
 use burn_lean_amp::Checkpoints;
 use burn_lean_prune::Masks;
 use burn_lean_reparam::settle;
-use files::{FILES, create_folder};
+use files::FILES;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -40,8 +41,18 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct State {
     folder: Option<PathBuf>,
-    /// Keeps other runs out for as long as it is open; the system gives it up when a process ends.
-    _lock: Option<Arc<File>>,
+    _lock: Option<Arc<Lock>>,
+}
+
+/// Keeps other runs out for as long as it is there; the system gives it up when a process ends.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A process that is being started has a copy of the open file for a moment: to close it would not do.
+        let _ = self.0.unlock();
+    }
 }
 
 /// What the folder belongs to.
@@ -52,7 +63,7 @@ struct Belongs {
     /// What the caller identifies the run by.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     identity: Value,
-    /// CRC-32 of the initial weights.
+    /// CRC-32 of the initial weights and of what they carry.
     weights: u32,
 }
 
@@ -61,7 +72,7 @@ struct Belongs {
 pub(crate) struct Kept {
     /// What was measured; `None` of a part of a stage.
     pub(crate) row: Option<Row>,
-    /// Of a pruned model.
+    /// Of a pruned model: later stages hold its zeros.
     pub(crate) masks: Option<Masks>,
     /// Wall clock [s].
     pub(crate) seconds: f64,
@@ -84,7 +95,7 @@ fn checksum_of(kept: &Kept) -> Result<u32, toml::ser::Error> {
 }
 
 impl State {
-    /// Opens a folder; refuses one of another recipe, another identity or other weights.
+    /// Opens a folder; refuses one of another recipe, another identity or another initial model.
     pub(crate) fn open(
         folder: Option<&Path>,
         recipe: &Recipe,
@@ -94,7 +105,7 @@ impl State {
         let Some(folder) = folder else {
             return Ok(Self::default());
         };
-        create_folder(folder)?;
+        FILES.create_folder(folder)?;
         let lock = lock(folder)?;
         let path = folder.join(RUN);
         // Files at the end and bounds can be chosen anew, and how often a file is written on the way.
@@ -161,7 +172,7 @@ impl State {
                 if there.weights != weights {
                     let crc = |weights: u32| format!("{weights:08x}");
                     return differs(
-                        "the checksum of the initial weights".into(),
+                        "the checksum of the initial weights and of what they carry".into(),
                         crc(there.weights),
                         crc(weights),
                     );
@@ -214,7 +225,7 @@ impl State {
         settle(model);
         let partial = folder.join(format!("partial-{name}"));
         FILES.remove_folder(&partial)?;
-        create_folder(&partial)?;
+        FILES.create_folder(&partial)?;
         let path = partial.join(MODEL);
         let bytes = model.clone().into_record().into_bytes();
         let bytes = bytes.map_err(|error| RecipeError::io("cannot write", &path, error))?;
@@ -235,6 +246,12 @@ impl State {
         // One that was damaged, or of other settings, does not count as done and is in the way.
         FILES.remove_folder(&folder.join(name))?;
         FILES.rename(&partial, &folder.join(name))
+    }
+
+    /// That a finished stage lacks something.
+    pub(crate) fn lacks(&self, name: &str, what: &str) -> RecipeError {
+        let folder = self.folder.as_deref().unwrap_or(Path::new(""));
+        RecipeError::state(&folder.join(name).join(STAGE), format!("it has no {what}"))
     }
 
     /// Checkpoints of a training in progress.
@@ -264,7 +281,7 @@ impl State {
     }
 }
 
-fn lock(folder: &Path) -> Result<File, RecipeError> {
+fn lock(folder: &Path) -> Result<Lock, RecipeError> {
     let path = folder.join(LOCK);
     let file =
         File::create(&path).map_err(|error| RecipeError::io("cannot write", &path, error))?;
@@ -273,7 +290,7 @@ fn lock(folder: &Path) -> Result<File, RecipeError> {
             folder: folder.display().to_string(),
         }),
         // A file system without locks keeps nobody out.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(Lock(file)),
     }
 }
 

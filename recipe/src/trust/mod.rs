@@ -27,7 +27,7 @@ pub use perturbation::Perturbation;
 pub use statistics::{Share, mcnemar, wilson};
 
 use crate::check::Check;
-use crate::state::files::{FILES, create_folder};
+use crate::state::files::FILES;
 use crate::task::predictor;
 use crate::tensors::{Finish, on_device};
 use crate::{Bounds, BrokenBound, RecipeError, StageOutcome, Task};
@@ -384,7 +384,7 @@ impl Trust {
             .parent()
             .filter(|folder| !folder.as_os_str().is_empty())
         {
-            create_folder(folder)?;
+            FILES.create_folder(folder)?;
         }
         FILES.write(path, self.to_html()?.as_bytes())?;
         let is_html = |extension: &OsStr| extension.eq_ignore_ascii_case("html");

@@ -135,7 +135,7 @@ impl FloatVisitor for Count<'_> {
         if elements == 0 {
             return;
         }
-        let device = grad.device();
+        let device = grad.device().without_autodiff();
         let is_elsewhere = self.device.as_ref().is_some_and(|known| *known != device);
         self.is_for_all = is_there_for(&grad) && !is_elsewhere;
         self.parts += parts(elements);

@@ -6,6 +6,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 use burn_lean_reparam::{FloatVisitor, visit_floats};
 
+use crate::fake::op::clipped;
 use crate::format::groups::Groups;
 use crate::module::effective::Effective;
 use crate::{FakeQuantize, QuantParams, Scheme, Site, quantizers};
@@ -21,10 +22,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) x: Tensor<1>,
     /// What went out; likewise.
     pub(crate) y: Tensor<1>,
-    /// Scale of each element.
-    pub(crate) scale: Tensor<1>,
-    /// Zero point of each element.
-    pub(crate) zero_point: Tensor<1>,
+    /// 1 for each element that was clipped, 0 for the others; likewise.
+    pub(crate) clipped: Tensor<1>,
 }
 
 /// Called with every tensor that a quantizer quantizes.
@@ -81,19 +80,13 @@ pub(crate) fn show<const D: usize>(
         let tensor = tensor.clone().without_autodiff().cast(FloatDType::F32);
         tensor.flatten::<1>(0, D - 1)
     };
-    let elements = [shape.iter().product::<usize>()];
-    let spread = |values: &Tensor<1>| {
-        let values = values.clone().without_autodiff();
-        groups.expand(values, elements)
-    };
     let seen = Seen {
         path,
         scheme,
         shape: shape.to_vec(),
         x: flat(x),
         y: flat(y),
-        scale: spread(&qparams.scale),
-        zero_point: spread(&qparams.zero_point),
+        clipped: flat(&clipped(x.clone(), qparams, scheme)),
         groups,
     };
     watcher(&seen);

@@ -93,6 +93,10 @@ impl FakeQuantize {
             Chosen::Fixed(qparams) => (fake_quantize_as(dtype, x, &qparams, scheme), qparams),
             Chosen::Learned(qparams, gradient) => {
                 let y = fake_quantize_learned_as(dtype, x, &qparams, scheme, gradient);
+                let qparams = match watcher.is_some() {
+                    true => qparams.usable(scheme),
+                    false => qparams,
+                };
                 (y, qparams)
             }
         };

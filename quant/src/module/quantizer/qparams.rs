@@ -55,11 +55,8 @@ impl FakeQuantize {
             if !read(scale.clone())?.iter().all(|scale| scale.is_finite()) {
                 return Err(QuantError::NonFinite { what: "scale" });
             }
-            let zero_point = self.zero_point(&state).without_autodiff().round();
-            return Ok(QuantParams {
-                scale: scale.clamp_min(QuantParams::EPSILON),
-                zero_point: zero_point.clamp(scheme.quant_min(), scheme.quant_max()),
-            });
+            let zero_point = self.zero_point(&state).without_autodiff();
+            return Ok(QuantParams { scale, zero_point }.usable(scheme));
         }
         if state.control.observed && state.control.exact {
             return self.exact_qparams(&state);
