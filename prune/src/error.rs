@@ -254,7 +254,8 @@ pub enum PruneError {
     StagesOfAnotherRun {
         /// The folder.
         path: String,
-        /// The first field of the config that differs, or `model` for other weights to prune.
+        /// The first field of the config that differs, or `model` for other weights to prune, `rest` for others of
+        /// its parameters: biases, statistics, ranges that weights carry.
         field: String,
     },
     /// A finished stage would not load into the model that the run began with.

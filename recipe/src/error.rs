@@ -119,8 +119,13 @@ pub enum RecipeError {
         /// The stage.
         stage: String,
     },
-    /// The state folder belongs to another recipe, another identity of the run, or another initial model: other
-    /// weights, or others of what they carry, adapters and ranges of quantizers for example.
+    /// The state folder is of another version, or belongs to another run.
+    ///
+    /// Compared are the recipe without `export`, `bounds` and `checkpoint_steps`; the identity of the run; the
+    /// tensors of the initial model, to the bit; and what its weights carry: the tensors of adapters, masks, ranges
+    /// and scales, and of quantizers the config, the schedule, the step, and whether they quantize, observe and
+    /// learn. Not compared are constants, the scale of an adapter for example, and which parameters are frozen:
+    /// they belong into [`Run::with_identity`](crate::Run::with_identity).
     #[error(
         "the state in {folder} is that of another run: {field} is {found} here and {kept} there; \
          name another folder, or remove this one"

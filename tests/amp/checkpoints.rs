@@ -1,5 +1,7 @@
 //! A folder of checkpoints: what is whole there, what is damaged, and who writes.
 
+#[cfg(unix)]
+use std::io::Write;
 use std::path::Path;
 
 use burn::module::Param;
@@ -94,6 +96,44 @@ fn a_replacement_that_is_cut_short_is_the_checkpoint() {
         assert_eq!(loaded(7), bits(&new));
         assert!(!complete.exists());
     }
+}
+
+/// A pipe in the place of a file holds the reader between the manifest and the model.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_that_is_replaced_while_it_is_read_is_read_again() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let device = Device::flex();
+    let scaler = GradScalerConfig::for_dtype(FloatDType::F16).init().unwrap();
+    let optim = || AdamWConfig::new().init();
+    let (old, new) = (Mlp::new(1, &device), Mlp::new(2, &device));
+    let checkpoints = Checkpoints::new(folder.path());
+    for step in [6, 7] {
+        checkpoints.save(step, &old, &optim(), &scaler).unwrap();
+    }
+    let replacing = Checkpoints::new(other.path());
+    replacing.save(7, &new, &optim(), &scaler).unwrap();
+    let place = folder.path().join("step-7");
+    let pipe = place.join("model.bpk");
+    std::fs::remove_file(&pipe).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+
+    let loaded = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Waits for a reader.
+            let mut model = std::fs::File::options().write(true).open(&pipe).unwrap();
+            std::fs::rename(&place, other.path().join("old")).unwrap();
+            std::fs::rename(other.path().join("step-7"), &place).unwrap();
+            model.write_all(b"half a mod").unwrap();
+        });
+        let loaded = checkpoints.load(7, Mlp::new(3, &device), optim());
+        // Whatever came of it, the other does not wait for ever.
+        drop(std::fs::File::open(&pipe));
+        loaded
+    });
+    let (model, ..) = loaded.unwrap();
+    assert_eq!(bits(&model), bits(&new));
 }
 
 #[test]

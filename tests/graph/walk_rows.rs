@@ -8,6 +8,7 @@ use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout, PaddingConfig1d,
     PaddingConfig2d, PaddingConfig3d,
 };
+use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_lean::graph::{AsRecorded, Pass, Product, Walk, record};
 
@@ -318,5 +319,56 @@ fn rows_in_flex32_are_read_as_f32() {
         let product = step.product().unwrap();
         let rows = step.sampled_rows(&product, 0, Pass::Original, 0, 0, 1);
         assert_eq!(rows.unwrap(), [1.5; 12]);
+    });
+}
+
+/// Two layers of sequences, the second one used twice.
+#[derive(Module, Debug)]
+struct Sequences {
+    first: Linear,
+    second: Linear,
+    last: Linear,
+}
+
+#[test]
+fn batches_of_sequences_have_the_same_operations_whatever_their_sizes() {
+    on_each(|device| {
+        let layer = |inputs, outputs| LinearConfig::new(inputs, outputs);
+        let net = with_numbers(
+            Sequences {
+                first: layer(8, 8).init(device),
+                second: layer(8, 8).init(device),
+                last: layer(8, 3).with_bias(false).init(device),
+            },
+            9,
+        );
+        let forward = |net: &Sequences, x: Tensor<3>| {
+            let x = net.second.forward(relu(net.first.forward(x)));
+            net.last.forward(relu(net.second.forward(x)))
+        };
+        let sizes = [[24, 5], [8, 5], [1, 5], [3, 32], [2, 7]];
+        let inputs = sizes.map(|[batch, length]| tensor::<3>(3, [batch, length, 8], device));
+        let mut walk = Walk::record(&net, inputs.clone(), forward).unwrap();
+        while walk.advance(|_| false).unwrap().is_some() {}
+        for (batch, x) in inputs.into_iter().enumerate() {
+            let found = values(walk.result(batch, Pass::Replaced).unwrap());
+            near(
+                &values(forward(&net, x)),
+                &found,
+                &format!("{:?}", sizes[batch]),
+            );
+        }
+        let products: Vec<_> = walk.products();
+        let paths: Vec<_> = products
+            .iter()
+            .map(|one| one.parameter.path.as_str())
+            .collect();
+        let expected = [
+            "first.weight",
+            "second.weight",
+            "second.weight",
+            "last.weight",
+        ];
+        assert_eq!(paths, expected);
     });
 }

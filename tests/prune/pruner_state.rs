@@ -5,11 +5,13 @@ use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::tensor::{Device, Tensor};
 use burn_lean::prune::{
     Budget, GradualConfig, GradualPruner, Masks, PruneError, Pruned, PrunerConfig, Ridge,
-    RidgeChoice, Selection, run::StageReport, solver::JudgedRidge,
+    RidgeChoice, Selection, StageMethod, run::StageReport, solver::JudgedRidge,
 };
-use burn_lean::reparam::Rejected;
+use burn_lean::quant::{QatConfig, Site, fake::Range, module::map_quantizers};
+use burn_lean::reparam::{Rejected, map_leaf};
 
 use crate::pruner::{Pairs, config, loss, net, pairs, prune, weights};
+use crate::seals;
 use crate::support::{Perceptron, on_each, tensor, values, with_numbers};
 
 fn field(result: Result<Pruned<Perceptron>, PruneError>) -> String {
@@ -194,6 +196,93 @@ fn finished_stages_do_not_answer_for_another_model() {
         .flatten(&other)
         .unwrap();
     after.into_data().assert_eq(&before.into_data(), true);
+}
+
+/// It would get the bias of the kept one.
+#[test]
+fn finished_stages_do_not_answer_for_a_model_with_another_bias() {
+    on_each(|device| {
+        let other = |device: &Device| {
+            let mut other = net(device);
+            let bias = other.second.bias.take();
+            other.second.bias = bias.map(|bias| map_leaf(bias, |bias| bias + 1.0));
+            other
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let config = kept(&folder);
+        prune(&config, device).unwrap();
+        let nothing = |_| -> Vec<Pairs> { unreachable!("no gradient is computed") };
+        let refused = config.prune(other(device), loss, nothing);
+        assert_eq!(field(refused.map_err(PruneError::from)), "rest");
+
+        let folder = tempfile::tempdir().unwrap();
+        let mut gradual = GradualPruner::new(Budget::Sparsity(0.8), 2, 0, 0);
+        gradual.method = StageMethod::Magnitude;
+        gradual.state = Some(folder.path().into());
+        let prune = |model: Perceptron| {
+            let forward = |net: &Perceptron, x: Tensor<2>| net.forward(x);
+            let loader = |seed| [tensor::<2>(seed, [64, 6], device)];
+            gradual.prune(model, forward, loader, |net, _| Ok(net))
+        };
+        let tracked = device.clone().autodiff();
+        prune(net(&tracked)).unwrap();
+        prune(net(&tracked)).unwrap();
+        let refused = prune(other(&tracked)).map(|_| unreachable!("it has another bias"));
+        assert_eq!(field(refused.map_err(PruneError::from)), "rest");
+    });
+}
+
+/// That a value came by a quantizer does not make it another one.
+#[test]
+fn finished_stages_do_not_answer_for_other_ranges_of_quantizers() {
+    let device = Device::flex();
+    let calibrated = |max: f32| {
+        let prepared = QatConfig::new().prepare(net(&device)).unwrap();
+        map_quantizers(prepared, |located| match located.site {
+            Site::Weight => located.quantizer,
+            _ => {
+                let [min, max] = [-max, max].map(|bound| Tensor::from_floats([bound], &device));
+                located.quantizer.with_range(Range { min, max })
+            }
+        })
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let config = kept(&folder);
+    let model = calibrated(1.0);
+    let loader = |seed| pairs(seed, &device);
+    config.prune(model.clone(), loss, loader).unwrap();
+    let _ = model.forward_q(tensor::<2>(3, [4, 6], &device));
+    let nothing = |_| -> Vec<Pairs> { unreachable!("no gradient is computed") };
+    let again = config.prune(model, loss, nothing).unwrap();
+    assert_eq!(again.stages.len(), 2);
+    let refused = config.prune(calibrated(2.0), loss, nothing);
+    assert_eq!(field(refused.map_err(PruneError::from)), "rest");
+}
+
+/// An earlier release did not look at all of the model.
+#[test]
+fn stages_of_another_version_say_what_to_do() {
+    let device = Device::flex();
+    let folder = tempfile::tempdir().unwrap();
+    let config = kept(&folder);
+    prune(&config, &device).unwrap();
+    let stage = folder.path().join("stage-1");
+    let path = stage.join("stage.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let earlier = text.replacen("\"version\":5", "\"version\":4", 1);
+    assert_ne!(earlier, text);
+    std::fs::write(path, &earlier).unwrap();
+    let model = std::fs::read(stage.join("model.bpk")).unwrap();
+    let [model, earlier] = [model.as_slice(), earlier.as_bytes()].map(seals::crc32);
+    let checksums = format!("{{\"model\":{model},\"stage\":{earlier}}}");
+    std::fs::write(stage.join("checksums.json"), checksums).unwrap();
+
+    let error = prune(&config, &device).map(|_| ()).unwrap_err();
+    assert_matches!(error, PruneError::Record { .. });
+    let advice = format!("remove the folder {} to run", folder.path().display());
+    assert_says!(error, "version 4, not 5", &advice);
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    prune(&config, &device).unwrap();
 }
 
 #[test]

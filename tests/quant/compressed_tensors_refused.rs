@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use burn_lean::quant::{QatConfig, QuantError, deploy::load_compressed_tensors, save_safetensors};
 use safetensors::tensor::{Dtype, SafeTensors};
 
-use crate::compressed_tensors::{Net, calibrated, config, kinds, rewritten, saved};
-use crate::support::{on_each, parameters, scratch};
+use crate::compressed_tensors::{Net, calibrated, config, halves, kinds, rewritten, saved};
+use crate::support::{on_each, parameters, scratch, values};
 
 #[test]
 fn a_changed_bit_is_refused_or_changes_nothing() {
@@ -156,7 +156,7 @@ fn replaced(file: &[u8], of: &str, dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn a_tensor_of_another_kind_is_refused_on_every_device() {
+fn a_tensor_of_another_kind_is_refused_and_halves_are_read_on_every_device() {
     let (_folder, path) = scratch("model.safetensors");
     on_each(|device| {
         let config = config(kinds().remove(1).0);
@@ -176,6 +176,21 @@ fn a_tensor_of_another_kind_is_refused_on_every_device() {
         refused(of_integers, "`norm.bias` is I32");
         // Codes without scales are no floats.
         refused(without(&whole, "fc1.weight_scale"), "`fc1.weight` is I8");
+        // One in half among those that are not.
+        let with_halves = rewritten(&whole, |name, dtype, shape, data| match name {
+            "norm.weight" => keep(name, Dtype::BF16, shape, &halves(data)),
+            _ => keep(name, dtype, shape, data),
+        });
+        std::fs::write(&path, with_halves).unwrap();
+        let loaded = load_compressed_tensors(Net::new(2, device), &path).unwrap();
+        let gamma = loaded.norm.gamma.val();
+        let has_halves = device.supports_dtype(DType::BF16);
+        let expected = if has_halves { DType::BF16 } else { DType::F32 };
+        assert_eq!(gamma.dtype(), expected);
+        let upper = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+        let of_file = values(Net::new(1, device).norm.gamma.val());
+        let of_file: Vec<f32> = of_file.into_iter().map(upper).collect();
+        assert_eq!(values(gamma), of_file);
     });
 }
 

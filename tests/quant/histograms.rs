@@ -89,6 +89,58 @@ fn a_number_next_to_zero_on_the_other_side_of_it_leaves_the_range_where_it_is() 
     }
 }
 
+/// Only the few edges beyond the end of the smaller side have another number of levels.
+#[test]
+fn data_that_are_nearly_symmetric_have_the_range_of_symmetric_ones() {
+    let histogram = histogram(&bell(8));
+    let max = histogram.max();
+    for bits in [2, 3, 4] {
+        let scheme = Scheme::affine(NumberFormat::uint(bits));
+        let end = |lowest| {
+            histogram
+                .range(RangeMethod::Entropy, &scheme, lowest, max)
+                .1
+        };
+        assert!(end(-max) < max, "{bits} bits");
+        for share in [0.999, 0.99] {
+            assert_eq!(end(-share * max), end(-max), "{bits} bits, {share}");
+        }
+    }
+}
+
+#[test]
+fn one_of_few_bins_is_no_range() {
+    let (int, uint) = (NumberFormat::int, NumberFormat::uint);
+    for bins in [16_i32, 24, 31] {
+        let x = |bin: i32| 3.0 * (f64::from(bin) + 0.5) / f64::from(bins);
+        let counts = (0..bins).map(|bin| 1e6 * (-x(bin).powi(2) / 2.0).exp());
+        let histogram = Histogram::from_counts(0.0, 1.0, counts.collect());
+        for scheme in [
+            Scheme::symmetric(int(2)),
+            Scheme::symmetric(int(4)),
+            Scheme::affine(uint(4)),
+        ] {
+            let (_, end) = histogram.range(RangeMethod::Entropy, &scheme, 0.0, 1.0);
+            assert!(end > 0.6, "{bins} bins, {scheme}: {end}");
+        }
+    }
+}
+
+/// The bell curve ends at 6; one of some 10⁹ values is 1000.
+#[test]
+fn more_bins_have_smaller_ranges() {
+    for (bins, most) in [(4096_i32, 40.0), (16384, 10.0)] {
+        let x = |bin: i32| 1000.0 * (f64::from(bin) + 0.5) / f64::from(bins);
+        let count = |bin: i32| (1e8 * (-x(bin).powi(2) / 2.0).exp()).floor();
+        let mut counts: Vec<f64> = (0..bins).map(count).collect();
+        *counts.last_mut().unwrap() = 1.0;
+        let histogram = Histogram::from_counts(0.0, 1000.0, counts);
+        let scheme = Scheme::symmetric(NumberFormat::int8());
+        let (_, end) = histogram.range(RangeMethod::Mse, &scheme, 0.0, 1000.0);
+        assert!(end < most, "{bins} bins: {end}");
+    }
+}
+
 #[test]
 fn a_range_may_be_a_small_part_of_a_histogram_of_few_bins() {
     let scheme = Scheme::affine(NumberFormat::uint(2));

@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_lean::quant::{
     ConversionReport, ConvertConfig, Dequantize, ForwardQ, LoadConfig, QatConfig, Unsupported,
@@ -22,6 +22,8 @@ fn has_kernels(target: &Target) -> bool {
 struct Net {
     embedding: Embedding,
     conv: Conv2d,
+    grouped: Conv2d,
+    depthwise: Conv2d,
     linear: Linear,
 }
 
@@ -31,10 +33,17 @@ impl Net {
         let net = Self {
             embedding: EmbeddingConfig::new(16, 64).init(device),
             conv: Conv2dConfig::new([4, 8], [3, 3]).init(device),
+            grouped: in_groups(2).init(device),
+            depthwise: in_groups(32).init(device),
             linear: LinearConfig::new(64, 256).init(device),
         };
         with_numbers(net, 3)
     }
+}
+
+fn in_groups(groups: usize) -> Conv2dConfig {
+    let config = Conv2dConfig::new([32, 32], [3, 3]).with_padding(PaddingConfig2d::Same);
+    config.with_groups(groups)
 }
 
 fn converted<M: Module>(model: M, weight: WeightConfig) -> (M, M, ConversionReport) {
@@ -125,8 +134,9 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
             }
             // A kernel convolves, where it is not slower.
             if weight.dequantize == Dequantize::InProduct {
+                let convolves = ["conv.weight", "grouped.weight", "depthwise.weight"];
                 assert!(
-                    weight.path == "conv.weight" && has_kernels(target),
+                    convolves.contains(&&*weight.path) && has_kernels(target),
                     "{report}"
                 );
                 assert!(weight.resident_bytes > weight.bytes && weight.why_once.is_none());
@@ -155,6 +165,15 @@ fn layers_that_do_not_multiply_a_matrix_are_dequantized_once_and_say_so() {
         let expected = values(prepared.conv.forward(image()));
         assert_eq!(values(converted.conv.forward(image())), expected);
         assert_close(&values(converted.conv.forward_q(image())), &expected);
+        let images = || tensor::<4>(6, [3, 32, 7, 5], &target.device);
+        for (prepared, converted) in [
+            (&prepared.grouped, &converted.grouped),
+            (&prepared.depthwise, &converted.depthwise),
+        ] {
+            let expected = values(prepared.forward(images()));
+            assert_close(&values(converted.forward(images())), &expected);
+            assert_close(&values(converted.forward_q(images())), &expected);
+        }
     });
 }
 

@@ -188,6 +188,29 @@ fn a_damaged_checkpoint_says_what_to_remove_and_the_one_before_is_gone_on_from()
     assert_eq!(parameters(&resumed), parameters(&whole));
 }
 
+/// One of version 1 has no checksum of what weights carry, and its stages may lack their masks.
+#[test]
+fn a_state_of_an_earlier_version_is_not_damaged_and_says_what_to_do() {
+    let recipe = recipe(ComputeDtype::F32);
+    let folder = tempfile::tempdir().unwrap();
+    run(&recipe, None, folder.path(), usize::MAX).unwrap();
+    let file = folder.path().join("run.json");
+    let text = std::fs::read(&file).unwrap();
+    let mut earlier: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    earlier["version"] = 1.into();
+    earlier.as_object_mut().unwrap().remove("initial").unwrap();
+    earlier["weights"] = 7.into();
+    std::fs::write(&file, earlier.to_string()).unwrap();
+
+    let error = run(&recipe, None, folder.path(), usize::MAX).unwrap_err();
+    assert_matches!(error, RecipeError::StateOfAnotherRun { .. });
+    assert_says!(
+        error,
+        "the version of its files is 2 here and 1 there",
+        "name another folder, or remove this one"
+    );
+}
+
 #[test]
 fn a_training_without_the_file_that_says_whose_it_is_is_refused() {
     let recipe = recipe(ComputeDtype::F32);

@@ -34,7 +34,8 @@ use crate::{AmpError, GradScaler, scaler::GradScalerRecord};
 /// moment the old or the new one is there. Every file carries a checksum.
 ///
 /// A folder is for one training. Whoever saves locks the file `checkpoints.lock` there meanwhile, where the file
-/// system has locks, and another process or thread that is to write at that moment fails; loading waits for nobody.
+/// system has locks, and another process or thread that is to write at that moment fails; loading waits for nobody,
+/// and begins once more where the checkpoint is replaced meanwhile.
 ///
 /// Not in it: the schedule of the learning rate, random numbers, the place in the data, and gradients of a step
 /// that is not complete. A loop that takes them up again goes on as if it had not stopped.
@@ -77,6 +78,9 @@ const REPLACEMENT: &str = "replacement-";
 /// What is being written or removed.
 const PARTIAL: &str = "partial-";
 const VERSION: u32 = 1;
+
+/// What is in a checkpoint.
+type Parts = (ModuleRecord, OptimizerRecord, GradScaler);
 
 impl Checkpoints {
     /// Checkpoints in `folder`, which is created when the first is saved. Keeps the newest two.
@@ -315,27 +319,42 @@ impl Checkpoints {
         loaded.map_err(|error| Rejected::new(model, error))
     }
 
-    fn read(&self, step: u64) -> Result<(ModuleRecord, OptimizerRecord, GradScaler), AmpError> {
-        let folder = self.path(step);
-        if !is_complete(&folder) {
-            return Err(self.no_checkpoint(step));
+    /// Reads a checkpoint, and again, at most three times, where another one is in its place meanwhile.
+    fn read(&self, step: u64) -> Result<Parts, AmpError> {
+        let mut again = 3;
+        loop {
+            let folder = self.path(step);
+            let path = folder.join(MANIFEST);
+            let manifest = fs::read(&path);
+            let parts = match &manifest {
+                Ok(manifest) => self.read_from(step, &folder, manifest),
+                Err(error) if is_complete(&folder) => Err(io_error("cannot read", &path, error)),
+                Err(_) => Err(self.no_checkpoint(step)),
+            };
+            let manifest = manifest.ok();
+            let is_another = || self.path(step) != folder || fs::read(&path).ok() != manifest;
+            match parts {
+                Err(_) if again > 0 && is_another() => again -= 1,
+                parts => return parts,
+            }
         }
+    }
+
+    fn read_from(&self, step: u64, folder: &Path, manifest: &[u8]) -> Result<Parts, AmpError> {
         // For what is damaged alone: what another version wrote is whole, and may be worth keeping.
         let broken = |path: &Path, reason: &dyn std::fmt::Display| {
-            let advice = self.without(step, &folder);
+            let advice = self.without(step, folder);
             damaged(path, &format!("{reason}; {advice}"))
         };
         let read = |path: &Path| {
             fs::read(path).map_err(|error| match error.kind() {
-                // A process that goes on saving may have removed all of it meanwhile.
-                io::ErrorKind::NotFound if !is_complete(&folder) => self.no_checkpoint(step),
                 io::ErrorKind::NotFound => broken(path, &"it is missing"),
                 _ => io_error("cannot read", path, &error),
             })
         };
         let path = folder.join(MANIFEST);
         let manifest: Manifest =
-            serde_json::from_slice(&read(&path)?).map_err(|error| broken(&path, &error))?;
+            serde_json::from_slice(manifest).map_err(|error| broken(&path, &error))?;
         if manifest.version != VERSION {
             return Err(damaged(
                 &path,

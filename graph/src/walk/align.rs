@@ -1,12 +1,12 @@
 //! Recordings of several batches in one naming: operation 17 of one is operation 17 of all.
 
 use burn::backend::ir::TensorId;
-use rustc_hash::FxHashMap as HashMap;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use crate::graph::describe::{describe, operands, rename};
 use crate::graph::rows;
 use crate::interpret::name;
-use crate::{Graph, GraphError, Node};
+use crate::{Graph, GraphError, Node, Parameter};
 
 /// The graph with its tensors numbered in the order in which they are first named and the rows of its linear
 /// layers folded, so that equal forward passes are equal graphs.
@@ -53,6 +53,17 @@ pub(super) fn check(first: &Graph, other: &Graph, batch: usize) -> Result<(), Gr
             expected,
         })
     };
+    // They are numbered before all else: one more, and every later number is another.
+    if let Some(path) = only_read_by(first, other) {
+        return differs(format!("no use of `{path}`"), "one".into());
+    }
+    if let Some(path) = only_read_by(other, first) {
+        return differs(format!("a use of `{path}`"), "none".into());
+    }
+    let inputs = |graph: &Graph| format!("{} inputs", graph.inputs.len());
+    if first.inputs.len() != other.inputs.len() {
+        return differs(inputs(other), inputs(first));
+    }
     for (one, two) in first.nodes().zip(other.nodes()) {
         let (a, b) = (one.operation(), two.operation());
         let same = name(a) == name(b)
@@ -66,9 +77,14 @@ pub(super) fn check(first: &Graph, other: &Graph, batch: usize) -> Result<(), Gr
             // Of the same operation, what it reads tells them apart.
             return match read.into_iter().find(|(one, two)| one != two) {
                 Some((x, y)) if name(a) == name(b) => {
+                    let (mut found, expected) = (origin(other, *y), origin(first, *x));
+                    // Words that two constants share.
+                    if found == expected {
+                        found.push_str(", another one,");
+                    }
                     let say =
                         |node: Node<'_>, of: String| format!("{}, that reads {of}", say(node));
-                    differs(say(two, origin(other, *y)), say(one, origin(first, *x)))
+                    differs(say(two, found), say(one, expected))
                 }
                 _ => differs(say(two), say(one)),
             };
@@ -78,22 +94,18 @@ pub(super) fn check(first: &Graph, other: &Graph, batch: usize) -> Result<(), Gr
     if first.operations.len() != other.operations.len() {
         return differs(count(other), count(first));
     }
-    let paths = |graph: &Graph| -> Vec<(String, usize)> {
-        let parameters = graph.parameters.iter();
-        parameters
-            .map(|one| (one.path.clone(), one.occurrence))
-            .collect()
-    };
-    if paths(first) != paths(other)
-        || first.inputs != other.inputs
-        || first.outputs != other.outputs
-    {
-        return differs(
-            "other parameters or inputs".into(),
-            "those of batch 0".into(),
-        );
+    if first.inputs != other.inputs || first.outputs != other.outputs {
+        return differs("other inputs or results".into(), "those of batch 0".into());
     }
     Ok(())
+}
+
+/// The first parameter of `one` that `two` does not read.
+fn only_read_by(one: &Graph, two: &Graph) -> Option<String> {
+    let read: HashSet<_> = two.parameters.iter().map(Parameter::place).collect();
+    let mut places = one.parameters.iter().map(Parameter::place);
+    let (path, _) = places.find(|place| !read.contains(place))?;
+    Some(path)
 }
 
 fn say(node: Node<'_>) -> String {

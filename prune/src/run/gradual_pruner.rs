@@ -7,9 +7,9 @@ use burn_lean_graph::Tensors;
 use burn_lean_reparam::{Rejected, attached};
 use serde::{Deserialize, Serialize};
 
+use crate::run::checksum::checksums;
 use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
-use crate::run::start::checksum;
 use crate::run::training::{Rates, StageTraining};
 use crate::{
     Budget, Masks, PruneError, Pruner, Selection, SparsitySchedule,
@@ -93,8 +93,8 @@ pub struct GradualPruner {
     /// Seed; the loader of stage t gets `seed + t`. Default 0.
     pub seed: u64,
     /// A folder for the newest finished stage, pruned and trained, so that an interrupted run goes on
-    /// after it. It answers only for the same settings and the same weights to prune; numbers are the
-    /// same where `train` depends on nothing but the model and the epoch. Default: none.
+    /// after it. It answers only for the same settings and the same model, to the bit; numbers are the same
+    /// where `train` depends on nothing but the model and the epoch. Default: none.
     #[serde(skip)]
     pub state: Option<PathBuf>,
 }
@@ -308,7 +308,7 @@ impl GradualPruner {
         let store = match &self.state {
             Some(folder) => {
                 let weights = selection.finite_weights(model)?;
-                let run = vec![("model", checksum(&weights))];
+                let run = checksums(model, &selection, &weights)?;
                 Some(StageStore::new(folder, self, Vec::new(), run)?)
             }
             None => None,

@@ -1,5 +1,6 @@
 //! Whole runs: stages, budgets, schedules, and what is kept on disk in between.
 
+pub(crate) mod checksum;
 pub(crate) mod gradual;
 pub(crate) mod gradual_pruner;
 pub(crate) mod pruner;

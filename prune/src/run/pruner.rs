@@ -86,7 +86,8 @@ pub struct PrunerConfig {
     #[config(default = 0)]
     pub seed: u64,
     /// A folder to keep finished stages in, so that an interrupted run goes on after the last of
-    /// them. It answers only for the same config and the same weights to prune. Default: none.
+    /// them. It answers only for the same config and the same model, to the bit, with what its weights carry;
+    /// when and whether quantizers quantize is not looked at. Default: none.
     #[config(default = "None")]
     pub state: Option<PathBuf>,
 }

@@ -18,7 +18,7 @@ use crate::{Masks, PruneError};
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.json";
 const CHECKSUMS: &str = "checksums.json";
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// A folder with the newest finished stage of one run.
 ///
@@ -201,18 +201,15 @@ impl StageStore {
         let Versioned { version } =
             serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         if version != VERSION {
-            return Err(damaged(format!("version {version}, not {VERSION}")));
+            return Err(damaged(format!(
+                "it is of version {version}, not {VERSION}: remove the folder {} to run its stages anew, or \
+                 name another folder",
+                self.folder.display()
+            )));
         }
         let done: Done<R> = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
         let run = as_read(&self.run).map_err(|e| damaged(e.to_string()))?;
-        // Earlier versions kept a bound of the user's own, which changes no number.
-        let mut kept = done.run.clone();
-        if let Some(Value::Object(fisher)) = kept.get_mut("fisher")
-            && let Some(bound) = run.get("fisher").and_then(|now| now.get("memory_bound"))
-        {
-            fisher.insert("memory_bound".into(), bound.clone());
-        }
-        if let Some(field) = differing(&kept, &run) {
+        if let Some(field) = differing(&done.run, &run) {
             return Err(PruneError::StagesOfAnotherRun {
                 path: self.folder.display().to_string(),
                 field,

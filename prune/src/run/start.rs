@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::flops;
 use crate::model::checks;
 use crate::problem::feasible::Feasible;
+use crate::run::checksum::checksums;
 use crate::run::stage_budgets::stage_budgets;
 use crate::run::stage_store::StageStore;
 use crate::solver::check;
@@ -52,11 +53,9 @@ impl PrunerConfig {
         let weights = selection.finite_weights(model)?;
         let store = match &self.state {
             Some(folder) => {
-                let mut run: Vec<(&str, Value)> = vec![("model", checksum(&weights))];
-                run.extend(
-                    more.iter()
-                        .map(|(name, value)| (*name, Value::from(*value))),
-                );
+                let mut run: Vec<(&str, Value)> = checksums(model, &selection, &weights)?;
+                let more = more.iter();
+                run.extend(more.map(|(name, value)| (*name, Value::from(*value))));
                 // Where numbers lie does not change them, nor whether somebody looks on.
                 let mut config = self.clone().with_state(None);
                 config.fisher.on_disk = None;
@@ -128,10 +127,4 @@ impl PrunerConfig {
         }
         Ok(())
     }
-}
-
-/// CRC-32 of the weights that are pruned.
-pub(crate) fn checksum(weights: &[f32]) -> Value {
-    let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
-    Value::from(crc32fast::hash(&bytes))
 }

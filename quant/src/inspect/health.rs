@@ -38,8 +38,8 @@ pub struct QuantizerHealth {
     /// Signal to quantization noise ratio, 10 · log₁₀(Σx² / Σ(x−y)²), in dB; infinite without noise.
     #[serde(with = "crate::table::float")]
     pub sqnr: f64,
-    /// Fraction of the values that were clipped, 0 to 1: those whose rounded number was beyond the format, which get no
-    /// gradient in [`fake_quantize`](crate::fake_quantize()).
+    /// Fraction of the values that were clipped, 0 to 1: those whose rounded number was beyond the format, and NaN,
+    /// which get no gradient in [`fake_quantize`](crate::fake_quantize()).
     pub clipped: f64,
     /// Channels that are nothing but zeros once quantized; per-channel schemes only.
     pub dead_channels: Option<usize>,

@@ -33,7 +33,7 @@ pub struct ActivationRange {
     /// Signal to quantization noise ratio over the calibration data, in dB.
     #[serde(with = "crate::table::float")]
     pub sqnr: f64,
-    /// Fraction of the values that are clipped, 0 to 1.
+    /// Fraction of the values that are clipped, and of NaN, 0 to 1.
     pub clipped: f64,
 }
 

@@ -8,6 +8,8 @@ use crate::{NumberFormat, Scheme};
 pub(crate) struct Side {
     /// Numbers for each unit: 1 / scale.
     per_unit: f32,
+    /// Of them up to the magnitude that it ends at, the last one in part where the zero point falls between two.
+    steps: f32,
     /// The last of the integers.
     largest: f32,
 }
@@ -31,8 +33,10 @@ impl Side {
             // One side of as many magnitudes has a code more where they are odd, and either may: the mean.
             false => across,
         };
+        let steps = codes / (1.0 + share);
         Self {
-            per_unit: codes / (1.0 + share) / magnitude,
+            per_unit: steps / magnitude,
+            steps,
             largest: codes - across,
         }
     }
@@ -41,13 +45,16 @@ impl Side {
     fn ending_at(largest: f32, magnitude: f32) -> Self {
         Self {
             per_unit: largest / magnitude,
+            steps: largest,
             largest,
         }
     }
 
-    /// How many integers there are, with 0.
-    pub(crate) fn levels(self) -> usize {
-        self.largest as usize + 1
+    /// How many numbers there are, with 0 and the part of the last one; 1 at least. Whole ones would jump where the
+    /// other side ends, and with more of them the entropy is less by itself.
+    pub(crate) fn levels(self) -> f64 {
+        // NaN of an affine grid whose magnitude is 0.
+        (f64::from(self.steps) + 1.0).max(1.0)
     }
 }
 
@@ -113,7 +120,9 @@ pub(crate) fn least_squares(
         .zip(magnitudes.counts().iter().copied());
     let filled: Vec<(f32, f64)> = counted.filter(|(_, count)| *count != 0.0).collect();
     let error = |highest: f32| -> f64 {
-        let Side { per_unit, largest } = side(highest);
+        let Side {
+            per_unit, largest, ..
+        } = side(highest);
         let round = |x: f32| match format.is_int() {
             true => x.round_ties_even().min(largest),
             false => format.round(x),
@@ -147,14 +156,14 @@ pub(crate) fn least_squares(
 /// Without levels.
 pub fn entropy(magnitudes: &Histogram, levels: usize, start_bin: usize) -> f32 {
     assert!(levels > 0, "there is at least one level to quantize to");
-    least_entropy(magnitudes, start_bin, |_| levels)
+    least_entropy(magnitudes, start_bin, |_| levels as f64)
 }
 
-/// As [`entropy`], where the number of levels, at least 1, depends on the edge.
+/// As [`entropy`], where the number of levels, at least 1 and not always whole, depends on the edge.
 pub(crate) fn least_entropy(
     magnitudes: &Histogram,
     start_bin: usize,
-    levels: impl Fn(f32) -> usize,
+    levels: impl Fn(f32) -> f64,
 ) -> f32 {
     let mut counts = magnitudes.counts().to_vec();
     if let [first, second, ..] = counts.as_mut_slice() {
@@ -178,9 +187,11 @@ pub(crate) fn least_entropy(
     best.map_or(magnitudes.max(), |(end, _)| magnitudes.edge(end))
 }
 
-/// The counts after quantization: each level's, evenly over those of its bins that had any.
-fn merged(counts: &[f64], levels: usize) -> Vec<f64> {
-    let width = counts.len() as f64 / levels as f64;
+/// The counts after quantization: each level's, evenly over those of its bins that had any. The last level is the
+/// narrower the less of it there is.
+fn merged(counts: &[f64], levels: f64) -> Vec<f64> {
+    let width = counts.len() as f64 / levels;
+    let levels = levels.ceil() as usize;
     let level = |bin: usize| {
         let mut level = (bin as f64 / width) as usize;
         while (level + 1) as f64 * width <= bin as f64 {

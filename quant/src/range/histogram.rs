@@ -26,14 +26,16 @@ pub enum RangeMethod {
     },
     /// The magnitude whose quantization has the least squared error: NVIDIA's mse calibration.
     ///
-    /// From 1/16 of the largest magnitude on; theirs is of the first batch, here it is of all. Theirs is for
-    /// symmetric grids. Of an affine one the side of zero with the smaller magnitudes has the codes that its own
-    /// largest value needs, or the magnitude if that is less, and the other side has all others.
+    /// From 1/16 of the largest magnitude on, or from 128 bins on if that is less; theirs is of the first batch, here
+    /// it is of all. Theirs is for symmetric grids. Of an affine one the side of zero with the smaller magnitudes has
+    /// the codes that its own largest value needs, or the magnitude if that is less, and the other side has all
+    /// others.
     Mse,
     /// The magnitude whose quantization has the least relative entropy to the values: NVIDIA's
     /// entropy calibration.
     ///
-    /// From 1/16 of the largest magnitude on, and with the codes of an affine grid, as [`Mse`](Self::Mse).
+    /// From where [`Mse`](Self::Mse) begins, but two bins at least. The side of an affine grid has its codes, as there,
+    /// but not rounded to whole ones.
     Entropy,
 }
 
@@ -263,7 +265,8 @@ impl Histogram {
             }
             RangeMethod::Entropy => {
                 let levels = |magnitude: f32| side(magnitude).levels();
-                calibrator::least_entropy(self, self.start_bin(), levels)
+                // One bin has the distribution of one level, whatever is clipped.
+                calibrator::least_entropy(self, self.start_bin().max(2), levels)
             }
         };
         (lowest.max(-magnitude), highest.min(magnitude))
@@ -281,9 +284,10 @@ impl Histogram {
         self.edge(bin + usize::from(is_coarse)).max(self.edge(1))
     }
 
-    /// Smallest range that is tried, in bins: 128, as upstream, of the usual 2048.
+    /// Smallest range that is tried, in bins: 128, as upstream, of the usual 2048 and of more, which are there for
+    /// outliers; in proportion of fewer.
     fn start_bin(&self) -> usize {
-        self.counts.len() / 16
+        128.min(self.counts.len() / 16)
     }
 
     /// As numbers of a record: both ends, then the counts. Empty: zeros.

@@ -5,16 +5,18 @@ use burn::tensor::{Bool, Int, Tensor, TensorData};
 use burn_lean_quant::quantizers;
 use burn_lean_reparam::{PathVisitor, Trail, visit_with_path};
 
-/// CRC-32 of the tensors of a model and of what its weights carry: adapters, masks, ranges and scales. Of
-/// quantizers also what they are set to, and their step.
-pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
+use crate::state::Checksums;
+
+/// Of the tensors of a model, and of what its weights carry.
+pub(crate) fn checksums<M: Module>(model: &M) -> Checksums {
     let model = model.valid();
     let located = quantizers(&model);
-    let mut sum = Checksum {
-        hasher: crc32fast::Hasher::new(),
+    let mut sums = Sums {
+        weights: crc32fast::Hasher::new(),
+        carried: crc32fast::Hasher::new(),
         quantizers: located.iter().map(|at| format!("{}.", at.path)).collect(),
     };
-    visit_with_path(&model, &mut sum);
+    visit_with_path(&model, &mut sums);
     for at in &located {
         let quantizer = &at.quantizer;
         let (config, schedule) = (quantizer.config(), quantizer.schedule());
@@ -26,34 +28,46 @@ pub(crate) fn checksum<M: Module>(model: &M) -> u32 {
             quantizer.is_observed(),
             quantizer.is_learning(),
         );
-        sum.hasher.update(said.as_bytes());
+        sums.carried.update(said.as_bytes());
     }
-    sum.hasher.finalize()
+    Checksums {
+        weights: sums.weights.finalize(),
+        carried: sums.carried.finalize(),
+    }
 }
 
-struct Checksum {
-    hasher: crc32fast::Hasher,
+struct Sums {
+    weights: crc32fast::Hasher,
+    carried: crc32fast::Hasher,
     /// What paths in a quantizer begin with.
     quantizers: Vec<String>,
 }
 
-impl Checksum {
+impl Sums {
+    fn is_in_quantizer(&self, at: &Trail) -> bool {
+        let path = at.path();
+        let mut quantizers = self.quantizers.iter();
+        quantizers.any(|quantizer| path.starts_with(quantizer.as_str()))
+    }
+
     fn add(&mut self, at: &Trail, data: TensorData) {
-        self.hasher.update(at.path().as_bytes());
-        self.hasher.update(data.as_bytes());
+        let sum = match at.is_attached() || self.is_in_quantizer(at) {
+            true => &mut self.carried,
+            false => &mut self.weights,
+        };
+        sum.update(at.path().as_bytes());
+        sum.update(data.as_bytes());
     }
 }
 
-impl PathVisitor for Checksum {
+impl PathVisitor for Sums {
     fn float<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D>>) {
         self.add(at, param.base().to_data());
     }
 
     fn int<const D: usize>(&mut self, at: &Trail, param: &Param<Tensor<D, Int>>) {
-        let path = at.path();
-        let is_in = |quantizer: &String| path.starts_with(quantizer.as_str());
         // Those of a quantizer also say whether a value ever came by a copy of it, as in an earlier run they do.
-        if !self.quantizers.iter().any(is_in) {
+        if !self.is_in_quantizer(at) {
             self.add(at, param.val().to_data());
         }
     }

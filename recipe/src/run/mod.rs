@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use burn_lean_graph::{Tensors, model_device};
 use burn_lean_prune::{Batch, Masks};
-use burn_lean_reparam::Rejected;
+use burn_lean_reparam::{Rejected, settle};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use checksum::checksum;
+use checksum::checksums;
 use progress::Listener;
 pub use progress::Progress;
 use quantize::Source;
@@ -136,13 +136,18 @@ impl<'a> Run<'a> {
     }
 
     /// Keeps finished stages and checkpoints in this folder, and goes on from what is in it.
+    ///
+    /// The initial model, with what it carries, must be the same to the bit: adapters that begin at random need
+    /// a seed of the device, ranges of quantizers the same calibration.
     pub fn with_state(mut self, folder: impl AsRef<Path>) -> Self {
         self.state = Some(folder.as_ref().into());
         self
     }
 
     /// What else the models depend on, data and batches above all: kept beside the recipe in the
-    /// [state folder](Self::with_state), which refuses a run where it differs. Default: nothing.
+    /// [state folder](Self::with_state), which refuses a run where it differs. Constants of layers and adapters
+    /// (a dropout, the scale of a [`Lora`](burn::module::Lora)) and which parameters are frozen belong into it,
+    /// too: no checksum of the model has them. Default: nothing.
     ///
     /// ```
     /// # use burn_lean_recipe::{Recipe, Run};
@@ -246,12 +251,14 @@ impl<'a> Run<'a> {
             session.dtype(train)?;
         }
         // First of all: parameters get their values in the order of the model.
-        let weights = checksum(model);
+        settle(model);
+        let state = self.state.as_deref();
+        let state = state.map(|folder| (folder, checksums(model)));
         session.check(model)?;
         if let Some(folder) = &self.output {
             FILES.create_folder(folder)?;
         }
-        session.state = State::open(self.state.as_deref(), self.recipe, &self.identity, weights)?;
+        session.state = State::open(state, self.recipe, &self.identity)?;
         let session = session;
 
         let dense = session.train(model)?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DIR/run.lock              locked by the run that writes here
-//! DIR/run.json              the recipe, what the caller identifies the run by, and a checksum of the model
+//! DIR/run.json              the recipe, what the caller identifies the run by, and checksums of the model
 //!                           that it began with
 //! DIR/0-train/              a finished stage: model.bpk, stage.toml
 //! DIR/1-prune-solved/       a finished part of a stage, which nobody reads when the stage is finished
@@ -35,7 +35,7 @@ const RUN: &str = "run.json";
 const LOCK: &str = "run.lock";
 const MODEL: &str = "model.bpk";
 const STAGE: &str = "stage.toml";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The state folder of a run, or none.
 #[derive(Debug, Clone, Default)]
@@ -63,8 +63,23 @@ struct Belongs {
     /// What the caller identifies the run by.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     identity: Value,
-    /// CRC-32 of the initial weights and of what they carry.
-    weights: u32,
+    initial: Checksums,
+}
+
+/// CRC-32 of an initial model.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Checksums {
+    /// Of its tensors.
+    pub(crate) weights: u32,
+    /// Of what its weights carry: adapters, masks, ranges and scales. Of quantizers also what they are set to, and
+    /// their step.
+    pub(crate) carried: u32,
+}
+
+/// What all versions have in common.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
 }
 
 /// What a finished stage leaves beside its model.
@@ -95,14 +110,14 @@ fn checksum_of(kept: &Kept) -> Result<u32, toml::ser::Error> {
 }
 
 impl State {
-    /// Opens a folder; refuses one of another recipe, another identity or another initial model.
+    /// Opens a folder for a run with this initial model; refuses one of another recipe, another identity or
+    /// another initial model.
     pub(crate) fn open(
-        folder: Option<&Path>,
+        folder: Option<(&Path, Checksums)>,
         recipe: &Recipe,
         identity: &Value,
-        weights: u32,
     ) -> Result<Self, RecipeError> {
-        let Some(folder) = folder else {
+        let Some((folder, initial)) = folder else {
             return Ok(Self::default());
         };
         FILES.create_folder(folder)?;
@@ -121,7 +136,7 @@ impl State {
             version: VERSION,
             recipe: read_back(recipe.to_json()),
             identity: read_back(identity.to_string()),
-            weights,
+            initial,
         };
         match path.exists() {
             false => {
@@ -146,8 +161,8 @@ impl State {
                 )?;
             }
             true => {
-                let there: Belongs = serde_json::from_slice(&FILES.read(&path)?)
-                    .map_err(|error| RecipeError::run_file(&path, error))?;
+                let text = FILES.read(&path)?;
+                let damaged = |error: serde_json::Error| RecipeError::run_file(&path, error);
                 let differs = |field: String, kept: String, found: String| {
                     Err(RecipeError::StateOfAnotherRun {
                         folder: folder.display().to_string(),
@@ -156,26 +171,33 @@ impl State {
                         found,
                     })
                 };
-                if there.version != VERSION {
-                    let version = |version: u32| version.to_string();
-                    return differs(
-                        "its version".into(),
-                        version(there.version),
-                        version(VERSION),
-                    );
+                // Before what only this version has.
+                let Versioned { version } = serde_json::from_slice(&text).map_err(damaged)?;
+                if version != VERSION {
+                    let field = "the version of its files".into();
+                    return differs(field, version.to_string(), VERSION.to_string());
                 }
+                let there: Belongs = serde_json::from_slice(&text).map_err(damaged)?;
                 let different = difference("", &there.recipe, &here.recipe)
                     .or_else(|| difference("identity", &there.identity, &here.identity));
                 if let Some((field, kept, found)) = different {
                     return differs(field, kept, found);
                 }
-                if there.weights != weights {
-                    let crc = |weights: u32| format!("{weights:08x}");
-                    return differs(
-                        "the checksum of the initial weights and of what they carry".into(),
-                        crc(there.weights),
-                        crc(weights),
-                    );
+                let (kept, found) = (there.initial, here.initial);
+                let sums = [
+                    ("the initial weights", kept.weights, found.weights),
+                    (
+                        "what the initial weights carry (adapters that begin at random need a seed of the \
+                         device; ranges, the same calibration)",
+                        kept.carried,
+                        found.carried,
+                    ),
+                ];
+                let crc = |sum: u32| format!("{sum:08x}");
+                if let Some((of, kept, found)) =
+                    sums.into_iter().find(|(_, kept, found)| kept != found)
+                {
+                    return differs(format!("the checksum of {of}"), crc(kept), crc(found));
                 }
             }
         }
