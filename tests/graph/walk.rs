@@ -499,14 +499,17 @@ fn batches_that_do_other_things_are_refused() {
         },
     );
     // The same operations, of other values.
-    refused("that reads operation 1, relu", |model, x| {
-        let y = model.first.forward(x);
-        let active = relu(y.clone());
-        match y.dims()[0] {
-            2 => y + active,
-            _ => active + y,
-        }
-    });
+    refused(
+        "instead of operation 4, add of ?, that reads operation 3, relu",
+        |model, x| {
+            let y = model.first.forward(x);
+            let active = relu(y.clone());
+            match y.dims()[0] {
+                2 => y + active,
+                _ => active + y,
+            }
+        },
+    );
     refused("reads a constant, another one, instead of", |model, x| {
         let [one, other] = [8, 9].map(|seed| tensor::<2>(seed, [1, 4], &x.device()));
         let added = if x.dims()[0] == 2 { &one } else { &other };
