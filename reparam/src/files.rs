@@ -11,6 +11,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Files<E>(pub fn(&'static str, &Path, &io::Error) -> E);
 
+/// Keeps others out for as long as it is there; the system gives it up when a process ends.
+#[derive(Debug)]
+pub struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A process that is being started has a copy of the open file for a moment: to close it would not do.
+        let _ = self.0.unlock();
+    }
+}
+
 impl<E> Files<E> {
     fn failed(&self, action: &'static str, path: &Path) -> impl Fn(io::Error) -> E {
         move |error| (self.0)(action, path, &error)
@@ -99,6 +110,16 @@ impl<E> Files<E> {
             written.and(fs::remove_file(path))
         });
         taken.map_err(self.failed("cannot write into the folder", folder))
+    }
+
+    /// Locks the file at `path`, which is made where there is none and stays; `in_use` where another process, or
+    /// another thread, holds it. A file system without locks keeps nobody out.
+    pub fn lock(&self, path: &Path, in_use: impl FnOnce() -> E) -> Result<Lock, E> {
+        let file = File::create(path).map_err(self.failed("cannot write", path))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(in_use()),
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(Lock(file)),
+        }
     }
 
     /// Names in a folder, which need not be there.

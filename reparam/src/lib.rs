@@ -70,7 +70,7 @@ mod unlink;
 pub use attach::{AttachError, Attached, attach, attach_if_any, attached, lost};
 pub use capture::{catch_quietly, recorded_device, with_capture_device_like};
 pub use chain::{Chain, ChainReparameterizer};
-pub use files::Files;
+pub use files::{Files, Lock};
 pub use find::find;
 pub use floats::{
     AnyFloat, FloatVisitor, each_float, each_plain_float, visit_floats, visit_plain_floats,

@@ -1,7 +1,6 @@
 //! Checkpoints of a plain training loop that survive being killed at any moment.
 
 mod files;
-mod lock;
 mod manifest;
 mod moments;
 mod optimizer_state;
@@ -18,9 +17,8 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_graph::hooks::check;
 use burn_lean_reparam::column_layout::ready_to_load;
-use burn_lean_reparam::{Rejected, settle};
+use burn_lean_reparam::{Lock, Rejected, settle};
 use files::{FILES, damaged, io_error, not_written};
-use lock::Lock;
 use manifest::{Manifest, ManifestFile};
 use optimizer_state::{Parameters, load_state};
 
@@ -79,6 +77,9 @@ const REPLACEMENT: &str = "replacement-";
 const PARTIAL: &str = "partial-";
 const VERSION: u32 = 1;
 
+/// The file that is locked; it stays.
+const LOCK: &str = "checkpoints.lock";
+
 /// What is in a checkpoint.
 type Parts = (ModuleRecord, OptimizerRecord, GradScaler);
 
@@ -132,7 +133,7 @@ impl Checkpoints {
         optim: &ModuleOptimizer,
         scaler: &GradScaler,
     ) -> Result<(), AmpError> {
-        let _lock = Lock::of(&self.folder)?;
+        let _lock = self.lock()?;
         if let Some(latest) = self.latest()?
             && latest > step
         {
@@ -192,7 +193,7 @@ impl Checkpoints {
         if self.latest()?.is_none_or(|latest| latest <= step) {
             return Ok(());
         }
-        let _lock = Lock::of(&self.folder)?;
+        let _lock = self.lock()?;
         let steps = self.steps()?;
         steps
             .into_iter()
@@ -392,6 +393,15 @@ impl Checkpoints {
         let scaler: GradScalerRecord =
             serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
         Ok((model, optim, GradScaler::from_record(scaler)?))
+    }
+
+    /// Keeps other writers out of the folder, which is made where there is none.
+    fn lock(&self) -> Result<Lock, AmpError> {
+        let folder = &self.folder;
+        fs::create_dir_all(folder).map_err(|error| io_error("cannot create", folder, &error))?;
+        FILES.lock(&folder.join(LOCK), || AmpError::CheckpointsInUse {
+            folder: folder.display().to_string(),
+        })
     }
 
     fn no_checkpoint(&self, step: u64) -> AmpError {

@@ -15,7 +15,6 @@
 
 pub(crate) mod files;
 
-use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn_lean_amp::Checkpoints;
 use burn_lean_prune::Masks;
-use burn_lean_reparam::settle;
+use burn_lean_reparam::{Lock, settle};
 use files::FILES;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -42,17 +41,6 @@ const VERSION: u32 = 2;
 pub(crate) struct State {
     folder: Option<PathBuf>,
     _lock: Option<Arc<Lock>>,
-}
-
-/// Keeps other runs out for as long as it is there; the system gives it up when a process ends.
-#[derive(Debug)]
-struct Lock(File);
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // A process that is being started has a copy of the open file for a moment: to close it would not do.
-        let _ = self.0.unlock();
-    }
 }
 
 /// What the folder belongs to.
@@ -304,16 +292,9 @@ impl State {
 }
 
 fn lock(folder: &Path) -> Result<Lock, RecipeError> {
-    let path = folder.join(LOCK);
-    let file =
-        File::create(&path).map_err(|error| RecipeError::io("cannot write", &path, error))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(RecipeError::StateInUse {
-            folder: folder.display().to_string(),
-        }),
-        // A file system without locks keeps nobody out.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(Lock(file)),
-    }
+    FILES.lock(&folder.join(LOCK), || RecipeError::StateInUse {
+        folder: folder.display().to_string(),
+    })
 }
 
 /// The first field that differs, with both values.
